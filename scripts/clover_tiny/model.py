@@ -44,7 +44,7 @@ class CloverConfig:
     linear_value_head_dim: int = 64
     linear_num_key_heads: int = 2
     linear_num_value_heads: int = 4
-    moe_intermediate_size: int = 128
+    moe_intermediate_size: int = 64
     shared_expert_intermediate_size: int = 128
     num_experts: int = 8
     num_experts_per_tok: int = 2

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from .model import rope_tables
 
-CHUNK = 64
+CHUNK = 32
 
 
 def chunked_delta_rule(q, k, v, g, beta):
@@ -33,7 +33,7 @@ def chunked_delta_rule(q, k, v, g, beta):
     kb = k * beta[..., None]
     system = (kb @ k.transpose(-1, -2) * decay).tril(-1)
     right = torch.cat([v * beta[..., None], kb * G.exp()[..., None]], dim=-1)
-    solved = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
+    solved = torch.linalg.solve_triangular(system.float(), right, upper=False, unitriangular=True)
     value, erase = solved.split([v.shape[-1], k.shape[-1]], dim=-1)
     scores = q @ k.transpose(-1, -2) * decay
     q = q * G.exp()[..., None]
@@ -101,15 +101,14 @@ def gdn_two_stream(gdn, h, layout):
         mixed = torch.cat([mixed, F.silu(total)], dim=1)
     q, k, v = gdn.heads(mixed)
     g, beta = gdn.gates(h[:, :T])
-    with torch.autocast("cpu", enabled=False):
-        o, u = chunked_delta_rule(q[:, :, :T], k[:, :, :T], v[:, :, :T], g, beta)
-        if layout.starts is not None:
-            G = g.cumsum(-1)
-            until = G.gather(2, (layout.starts - 1).clamp(min=0)[:, None].expand(-1, G.shape[1], -1))
-            decay = (until[..., :, None] - G[..., None, :]).masked_fill(~layout.before, float("-inf")).exp()
-            qn, kn, vn = q[:, :, T:], k[:, :, T:], v[:, :, T:]
-            read = (qn @ k[:, :, :T].transpose(-1, -2) * decay) @ u * gdn.d_k**-0.5
-            o = torch.cat([o, gdn.mix(h[:, T:], qn, kn, vn, read, layout.in_block)], dim=2)
+    o, u = chunked_delta_rule(q[:, :, :T], k[:, :, :T], v[:, :, :T], g, beta)
+    if layout.starts is not None:
+        G = g.cumsum(-1)
+        until = G.gather(2, (layout.starts - 1).clamp(min=0)[:, None].expand(-1, G.shape[1], -1))
+        decay = (until[..., :, None] - G[..., None, :]).masked_fill(~layout.before, float("-inf")).exp()
+        qn, kn, vn = q[:, :, T:], k[:, :, T:], v[:, :, T:]
+        read = (qn @ k[:, :, :T].transpose(-1, -2) * decay) @ u * gdn.d_k**-0.5
+        o = torch.cat([o, gdn.mix(h[:, T:], qn, kn, vn, read, layout.in_block)], dim=2)
     return gdn.finish(o, h)
 
 
