@@ -1,6 +1,6 @@
 """Train clover-tiny. Resumable; one process per core (torchrun averages the gradients).
 
-    PYTHONPATH=scripts torchrun --nproc-per-node 2 -m clover_tiny.train RUN_FOLDER --steps 12000
+    PYTHONPATH=scripts torchrun --nproc-per-node 2 -m clover_tiny.train RUN_FOLDER --steps 4000
 
 Muon on the matrices, AdamW on the rest; bfloat16 linears, float32 residual and GDN core. Learning rates are constant after a
 warm-up and fall to zero over the last quarter of --steps. The first steps train the causal pass alone, then both.
@@ -63,12 +63,12 @@ def balance_loss(routings, real):
     return total / len(routings)
 
 
-def losses(model, batch, with_blocks):
+def losses(model, batch, with_blocks, layer_pass=two_stream.layer_two_stream):
     """(total loss, causal loss, block loss, causal accuracy, block accuracy) of one micro-batch."""
     noisy, starts = (batch.noisy, batch.starts) if with_blocks else (None, None)
     B, T = batch.clean.shape
     with torch.autocast("cpu", torch.bfloat16):
-        hidden, routings = two_stream.hidden_two_stream(model, batch.clean, batch.real, noisy, starts)
+        hidden, routings = two_stream.hidden_two_stream(model, batch.clean, batch.real, noisy, starts, layer_pass)
         flat = hidden.flatten(0, 1)
         rows = batch.clean_rows
         if not with_blocks:
@@ -143,7 +143,7 @@ def train(run, steps, causal_steps, report, fresh):
             optimiser.load_state_dict(saved)
         step = state["step"]
     source = batches.stream(tasks.training_rng(f"{step}/{index}"), renderer)
-    two_stream.layer_two_stream = torch.compile(two_stream.layer_two_stream, dynamic=False)
+    compiled = torch.compile(two_stream.layer_two_stream, dynamic=False)
     torch._dynamo.config.cache_size_limit = 64
     base = [[group["lr"] for group in o.param_groups] for o in make_optimisers(model)]
     sums, since, sequences = torch.zeros(4), time.time(), 0
@@ -151,7 +151,7 @@ def train(run, steps, causal_steps, report, fresh):
         with_blocks = step >= causal_steps
         for _ in range(MICRO_BATCHES):
             batch = next(source)
-            total, *parts = losses(model, batch, with_blocks)
+            total, *parts = losses(model, batch, with_blocks, compiled)
             (total / MICRO_BATCHES / world).backward()
             sums += torch.tensor([float(p) for p in parts])
             sequences += len(batch.answers)
@@ -175,8 +175,8 @@ def train(run, steps, causal_steps, report, fresh):
             means = (sums / report / MICRO_BATCHES).tolist()
             row = dict(zip(("causal", "block", "causal_accuracy", "block_accuracy"), means, strict=True))
             row |= {"step": step, "rate": factor, "sequences_per_second": sequences * world / (time.time() - since)}
-            if step % (report * 5) == 0:
-                row["held_out"] = held_out_exact(model, renderer, 40)
+            if step % (report * 4) == 0:
+                row["held_out"] = held_out_exact(model, renderer, 25)
                 save(state_path, model=model.state_dict(), optimisers=[o.state_dict() for o in optimisers], step=step)
             line = json.dumps({k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()})
             print(line, flush=True)
@@ -191,8 +191,8 @@ def main():
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=pathlib.Path)
-    parser.add_argument("--steps", type=int, default=12000)
-    parser.add_argument("--causal-steps", type=int, default=600, help="steps at the start that train the causal pass alone")
+    parser.add_argument("--steps", type=int, default=4000)
+    parser.add_argument("--causal-steps", type=int, default=150, help="steps at the start that train the causal pass alone")
     parser.add_argument("--report", type=int, default=50, help="steps between two lines of the log")
     parser.add_argument("--fresh", action="store_true", help="start anew even where the run has a state")
     parser.add_argument("--export", type=pathlib.Path, help="write the run's checkpoint into this folder, and stop")

@@ -129,11 +129,11 @@ def layer_two_stream(layer, x, layout):
     return x + out, routing
 
 
-def hidden_two_stream(model, clean, real, noisy=None, starts=None):
+def hidden_two_stream(model, clean, real, noisy=None, starts=None, layer_pass=layer_two_stream):
     """Final-norm hidden states of both streams, and the routing of every layer.
 
     clean int64 [B, T]; real bool [B, T]; noisy int64 [B, M] (None: the causal stream alone); starts int64 [B, M].
-    Returns [B, T (+ M), hidden] and a list of (weights, probabilities) [B, T (+ M), experts].
+    `layer_pass` computes one layer (training hands in a compiled one). Returns [B, T (+ M), hidden] and a list of (weights, probabilities) [B, T (+ M), experts].
     """
     layout = Layout(model.config, real, starts)
     x = model.model.embed_tokens(clean) * real[..., None]
@@ -141,6 +141,6 @@ def hidden_two_stream(model, clean, real, noisy=None, starts=None):
         x = torch.cat([x, model.model.embed_tokens(noisy)], dim=1)
     routings = []
     for layer in model.model.layers:
-        x, routing = layer_two_stream(layer, x, layout)
+        x, routing = layer_pass(layer, x, layout)
         routings.append(routing)
     return model.model.norm(x), routings
