@@ -136,7 +136,7 @@ enum clover_flash_attn { CLOVER_FLASH_ATTN_AUTO = -1, CLOVER_FLASH_ATTN_OFF = 0,
 
 struct clover_session_params {
     size_t  size;
-    int32_t n_ctx;      /* most tokens of prompt and answers together, 0: the model's limit (default 4096) */
+    int32_t n_ctx;      /* most tokens of prompt and answers together, at most the model's limit, 0: that limit (default 4096) */
     int32_t n_batch;    /* most prompt tokens evaluated in one pass (default 512) */
     int32_t n_threads;  /* 0: all cores (default) */
     int32_t kv_type;    /* enum clover_kv_type (default F16) */
@@ -154,7 +154,10 @@ CLOVER_API clover_status clover_session_feed(clover_session * session, const int
 /* Forget everything. */
 CLOVER_API clover_status clover_session_clear(clover_session * session);
 
-/* The tokens of the context, answers included; returns their number and writes the first `capacity` of them. */
+/*
+ * The tokens of the context, answers included; returns their number and writes the first `capacity` of them.
+ * INT32_MIN: another thread is inside this session.
+ */
 CLOVER_API int32_t clover_session_tokens(clover_session * session, int32_t * tokens, int32_t capacity);
 CLOVER_API int32_t clover_session_n_ctx(const clover_session * session);
 
@@ -191,7 +194,7 @@ struct clover_generate_params {
     size_t               size;
     int32_t              mode;        /* enum clover_mode (default block) */
     int32_t              max_tokens;  /* most tokens of the answer, -1: as many as fit (default) */
-    int32_t              window;      /* positions denoised together, 0: the model's block size (default) */
+    int32_t              window;      /* positions denoised together, up to twice the model's block size, 0: that size (default) */
     float                threshold;   /* confidence above which a position is fixed, in [0, 1]; -1: the model's (default) */
     float                temperature; /* 0: the most likely token (default) */
     int32_t              top_k;       /* 0: all (default) */

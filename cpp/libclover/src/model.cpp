@@ -15,7 +15,7 @@ namespace clover {
 static const char * const KEY_BLOCK_SIZE   = "clover.block.size";
 static const char * const KEY_THRESHOLD    = "clover.block.threshold";
 static const char * const KEY_SHIFT_LOGITS = "diffusion.shift_logits";
-static const char * const KEY_NORMALIZER   = "clover.tokenizer.normalizer";
+static const char * const KEY_NORMALIZER   = ".tokenizer.normalizer"; // after the architecture
 
 static constexpr float DEFAULT_THRESHOLD = 0.95f; // the release's own acceptance rule
 
@@ -79,8 +79,9 @@ void Model::read_facts(const std::string & architecture) {
         }
         require(facts.threshold >= 0 && facts.threshold <= 1, CLOVER_ERROR_FILE, std::string(KEY_THRESHOLD) + " is not in 0 to 1");
     }
-    if (find_metadata(KEY_NORMALIZER, value)) {
-        require(value == "nfc", CLOVER_ERROR_FILE, std::string(KEY_NORMALIZER) + " is '" + value + "', only 'nfc' is known");
+    const std::string normalizer = architecture + KEY_NORMALIZER;
+    if (find_metadata(normalizer, value)) {
+        require(value == "nfc", CLOVER_ERROR_FILE, normalizer + " is '" + value + "', only 'nfc' is known");
         nfc = true;
     }
 }
@@ -90,8 +91,7 @@ void Model::read_special_tokens() {
     const int32_t pad = llama_vocab_pad(vocab);
     for (int32_t token = 0; token < facts.n_vocab; token++) {
         const auto attr = llama_vocab_get_attr(vocab, token);
-        const bool end  = token == facts.eos_token || token == llama_vocab_eot(vocab);
-        if (token == facts.mask_token || (token == pad && !end) || (attr & LLAMA_TOKEN_ATTR_UNUSED)) {
+        if (token == facts.mask_token || (token == pad && token != facts.eos_token) || (attr & LLAMA_TOKEN_ATTR_UNUSED)) {
             banned_tokens.push_back(token);
         }
         const std::string text = llama_vocab_get_text(vocab, token);
