@@ -1,0 +1,43 @@
+# Sourced by the commands of this folder: makes what they need in .venv and build, and says so. Does nothing twice.
+#   setup_python [EXTRA]   virtual environment with this project (in place) and its dependencies
+#   setup_native TARGET..  the fork of llama.cpp and libclover
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+python=$root/.venv/bin/python
+export PATH="$root/.venv/bin:$PATH" PIP_DISABLE_PIP_VERSION_CHECK=1
+
+say() { printf '\n== %s\n' "$*" >&2; }
+
+# Run a command whose output only matters when it fails.
+quietly() {
+    local log=$root/build/setup.log
+    mkdir -p "$root/build"
+    if ! "$@" >"$log" 2>&1; then
+        cat "$log" >&2
+        echo "failed: $*" >&2
+        return 1
+    fi
+}
+
+setup_python() {
+    local extra=${1:-} stamp
+    stamp=$root/.venv/stamp${extra:+-$extra}
+    [ "$stamp" -nt "$root/pyproject.toml" ] && return
+    say "Python environment in .venv${extra:+ (with what the '$extra' extra needs; torch is large)}"
+    [ -x "$python" ] || python3 -m venv "$root/.venv"
+    quietly "$python" -m pip install "cmake>=3.21" ninja
+    quietly "$python" -m pip install --config-settings=wheel.cmake=false -e "$root${extra:+[$extra]}"
+    touch "$stamp"
+}
+
+setup_native() {
+    if [ ! -f "$root/build/build.ninja" ]; then
+        say "Configuring the fork of llama.cpp in build"
+        quietly cmake -S "$root/cpp" -B "$root/build" -G Ninja -DPython3_EXECUTABLE="$python" \
+            ${CLOVER_LLAMA_SRC:+-DCLOVER_LLAMA_SRC="$CLOVER_LLAMA_SRC"}
+    fi
+    if ! ninja -C "$root/build" -n "$@" | grep -q 'no work to do'; then
+        say "Building the fork of llama.cpp and libclover in build (about 3 minutes on 2 cores the first time)"
+        NINJA_STATUS='[%f/%t, %es] ' ninja -C "$root/build" "$@" >&2
+    fi
+}
