@@ -27,6 +27,12 @@ setup_python() {
     [ -x "$python" ] || python3 -m venv "$root/.venv"
     quietly "$python" -m pip install "cmake>=3.21" ninja
     quietly "$python" -m pip install --config-settings=wheel.cmake=false -e "$root${extra:+[$extra]}"
+    if [ "$extra" = test ]; then # llama.h for Python, to run on our libraries: it needs none of its own
+        local version
+        version=$(PYTHONPATH=$root/cpp/fork "$python" -c 'import overlay; print(overlay.VERSION)')
+        quietly "$python" -m pip install --no-deps --no-binary llama-cpp-python --config-settings=cmake.define.LLAMA_BUILD=OFF \
+            "llama-cpp-python==$version"
+    fi
     touch "$stamp"
 }
 

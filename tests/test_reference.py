@@ -10,7 +10,9 @@ from clover_tiny.two_stream import chunked_delta_rule, hidden_two_stream
 @pytest.fixture(scope="module")
 def model():
     torch.manual_seed(7)
-    return CloverModel(CloverConfig(vocab_size=200, hidden_size=64, moe_intermediate_size=32, shared_expert_intermediate_size=32)).eval()
+    return CloverModel(
+        CloverConfig(vocab_size=200, hidden_size=64, moe_intermediate_size=32, shared_expert_intermediate_size=32)
+    ).eval()
 
 
 def test_causal_pass_equals_transformers(tmp_path):

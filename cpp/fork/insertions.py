@@ -9,7 +9,12 @@ BEFORE, AFTER = "before", "after"
 INSERTIONS = (
     # the architecture and its name
     ("src/llama-arch.h", "LLM_ARCH_QWEN35MOE,\n", AFTER, "    LLM_ARCH_CLOVER,\n"),
-    ("src/llama-arch.cpp", '    { LLM_ARCH_UNKNOWN,          "(unknown)"        },\n', BEFORE, '    { LLM_ARCH_CLOVER, "clover" },\n'),
+    (
+        "src/llama-arch.cpp",
+        '    { LLM_ARCH_UNKNOWN,          "(unknown)"        },\n',
+        BEFORE,
+        '    { LLM_ARCH_CLOVER, "clover" },\n',
+    ),
     # the tensors that the block pass adds
     (
         "src/llama-arch.h",
@@ -55,7 +60,12 @@ INSERTIONS = (
         "        case LLM_ARCH_CLOVER:\n            return new llama_model_clover(params);\n",
     ),
     # as qwen35moe: interleaved MRoPE, and as many graph nodes
-    ("src/llama-model.cpp", "        case LLM_ARCH_QWEN35MOE:\n        case LLM_ARCH_QWEN4EXP:\n", BEFORE, "        case LLM_ARCH_CLOVER:\n"),
+    (
+        "src/llama-model.cpp",
+        "        case LLM_ARCH_QWEN35MOE:\n        case LLM_ARCH_QWEN4EXP:\n",
+        BEFORE,
+        "        case LLM_ARCH_CLOVER:\n",
+    ),
     ("src/llama-context.cpp", "        model.arch == LLM_ARCH_QWEN35MOE ||\n", AFTER, "        model.arch == LLM_ARCH_CLOVER ||\n"),
     # the block pass of a GDN layer: declared as a member of upstream's graph, whose helpers it uses, and taken when not causal
     (

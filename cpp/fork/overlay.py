@@ -73,7 +73,9 @@ def insert(text, anchor, where, ours, name):
     count = text.count(anchor)
     if count != 1:
         shown = anchor.strip().splitlines()[0]
-        raise OverlayError(f"{name}: the anchor {shown!r} occurs {count} times instead of once; this llama.cpp is not one the fork fits")
+        raise OverlayError(
+            f"{name}: the anchor {shown!r} occurs {count} times instead of once; this llama.cpp is not one the fork fits"
+        )
     at = text.index(anchor) + (len(anchor) if where == AFTER else 0)
     return text[:at] + ours + text[at:]
 
@@ -113,7 +115,10 @@ def write(source, output, changes):
         target = output / name
         if name in changes:
             continue
-        if not target.exists() or (target.stat().st_size, target.stat().st_mtime_ns) != (path.stat().st_size, path.stat().st_mtime_ns):
+        if not target.exists() or (target.stat().st_size, target.stat().st_mtime_ns) != (
+            path.stat().st_size,
+            path.stat().st_mtime_ns,
+        ):
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(path, target)
     for name, content in changes.items():

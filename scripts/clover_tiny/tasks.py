@@ -124,12 +124,18 @@ def web_step(rng, step=None):
 
 _CHAT = (
     (("Hello!", "Hi!", "Good day."), "Hello! How can I help you?"),
-    (("Who are you?", "What are you?", "What is your name?"), "I am clover-tiny, a small block-diffusion model that runs on your device."),
+    (
+        ("Who are you?", "What are you?", "What is your name?"),
+        "I am clover-tiny, a small block-diffusion model that runs on your device.",
+    ),
     (("Thank you.", "Thanks!", "Thanks a lot."), "You are welcome!"),
     (("How are you?", "How do you do?"), "I am fine, thank you. What can I do for you?"),
     (("What can you do?", "What are you good at?"), "I read airspace notices, call tools and have short chats."),
     (("Good night.", "Goodbye.", "Bye!"), "Goodbye! See you soon."),
-    (("How do you write?", "How does block diffusion work?"), "I guess a block of 32 positions at once and keep those I am sure of."),
+    (
+        ("How do you write?", "How does block diffusion work?"),
+        "I guess a block of 32 positions at once and keep those I am sure of.",
+    ),
 )
 
 

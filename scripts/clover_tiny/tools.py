@@ -147,7 +147,11 @@ KINDS = (
     Kind(
         ("add_event", "calendar_add", "plan_event"),
         {
-            "e": (("title", "event"), "string", lambda rng: f"{rng.choice(('lunch', 'meeting', 'call', 'walk'))} with {words.person(rng)}"),
+            "e": (
+                ("title", "event"),
+                "string",
+                lambda rng: f"{rng.choice(('lunch', 'meeting', 'call', 'walk'))} with {words.person(rng)}",
+            ),
             "d": (("date", "day"), "string", words.date),
             "t": (("time", "at"), "string", words.clock),
         },

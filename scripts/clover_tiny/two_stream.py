@@ -133,7 +133,8 @@ def hidden_two_stream(model, clean, real, noisy=None, starts=None, layer_pass=la
     """Final-norm hidden states of both streams, and the routing of every layer.
 
     clean int64 [B, T]; real bool [B, T]; noisy int64 [B, M] (None: the causal stream alone); starts int64 [B, M].
-    `layer_pass` computes one layer (training hands in a compiled one). Returns [B, T (+ M), hidden] and a list of (weights, probabilities) [B, T (+ M), experts].
+    `layer_pass` computes one layer (training hands in a compiled one). Returns [B, T (+ M), hidden] and a list of
+    (weights, probabilities) [B, T (+ M), experts].
     """
     layout = Layout(model.config, real, starts)
     x = model.model.embed_tokens(clean) * real[..., None]

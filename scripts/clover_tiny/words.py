@@ -20,7 +20,9 @@ TOPICS = (
     "trains gardens rivers music chess robots sailing history painting cooking birds stars bridges poems castles markets "
     "winter forests maps clocks"
 ).split()
-COURSES = "Algebra Biology Chemistry Drawing English French Geology History Italian Latin Logic Music Physics Poetry Spanish".split()
+COURSES = (
+    "Algebra Biology Chemistry Drawing English French Geology History Italian Latin Logic Music Physics Poetry Spanish".split()
+)
 COLOURS = "red green blue white yellow orange purple pink".split()
 
 

@@ -1,0 +1,51 @@
+"""What several tests share: where the native libraries are, and converted models."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parent.parent
+BUNDLED = ROOT / "models" / "clover-tiny"
+
+
+@pytest.fixture(scope="session")
+def library():
+    """Folder of the fork's libraries."""
+    folder = ROOT / "build" / "lib"
+    if not any(folder.glob("libclover.*")):
+        pytest.exit("the native libraries are not built: run ./scripts/test", returncode=1)
+    os.environ["CLOVER_LIB_PATH"] = str(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def plain_library():
+    """Folder of an unmodified llama.cpp's libraries, built from the same source."""
+    build = ROOT / "build" / "plain"
+    options = ["-DCLOVER_PLAIN=ON", "-DCLOVER_TOOLS=OFF", f"-DPython3_EXECUTABLE={sys.executable}", "-Wno-dev"]
+    if source := os.environ.get("CLOVER_LLAMA_SRC"):
+        options.append(f"-DCLOVER_LLAMA_SRC={source}")
+    for command in (["cmake", "-S", ROOT / "cpp", "-B", build, "-G", "Ninja", *options], ["ninja", "-C", build, "libraries"]):
+        result = subprocess.run(command, capture_output=True, text=True)
+        if result.returncode:
+            pytest.fail(f"{command[0]}: {result.stdout[-2000:]}{result.stderr[-2000:]}")
+    return build / "lib"
+
+
+@pytest.fixture(scope="session")
+def bundled_gguf(tmp_path_factory):
+    """The bundled model as GGUF: a function of the type."""
+    from clover_convert import convert
+
+    folder, made = tmp_path_factory.mktemp("bundled"), {}
+
+    def of(kind):
+        if kind not in made:
+            made[kind] = folder / f"clover-tiny-{kind}.gguf"
+            convert(BUNDLED, made[kind], type=kind)
+        return made[kind]
+
+    return of

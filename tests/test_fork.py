@@ -1,0 +1,75 @@
+"""The overlay: what it makes, and how it fails."""
+
+import subprocess
+import sys
+
+import pytest
+
+from conftest import ROOT
+
+FORK = ROOT / "cpp" / "fork"
+sys.path.insert(0, str(FORK))
+import overlay  # noqa: E402
+from insertions import INSERTIONS  # noqa: E402
+
+
+@pytest.fixture
+def source(tmp_path):
+    """A source tree that holds each anchor once, and little else."""
+    for name, anchor, _, _ in INSERTIONS:
+        path = tmp_path / "source" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a") as file:
+            if anchor not in path.read_text():
+                file.write(anchor)
+    (tmp_path / "source" / "src" / "llama.cpp").write_text("// llama\n")
+    return tmp_path / "source"
+
+
+def command(*arguments):
+    return subprocess.run([sys.executable, FORK / "overlay.py", *arguments], capture_output=True, text=True)
+
+
+def test_insertions_and_files_arrive(source, tmp_path):
+    result = command(tmp_path / "out", "--source", source)
+    assert result.returncode == 0, result.stderr
+    for name, _, _, ours in INSERTIONS:
+        assert ours in (tmp_path / "out" / name).read_text()
+        assert ours not in (source / name).read_text()
+    assert (tmp_path / "out" / "src" / "models" / "clover.cpp").read_bytes() == (
+        FORK / "src" / "models" / "clover.cpp"
+    ).read_bytes()
+
+
+def test_a_second_run_writes_nothing_and_a_removed_file_goes(source, tmp_path):
+    out = tmp_path / "out"
+    command(out, "--source", source)
+    (out / "src" / "left-over.cpp").write_text("")
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*.h")}
+    assert command(out, "--source", source).returncode == 0
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*.h")} == before
+    assert not (out / "src" / "left-over.cpp").exists()
+
+
+@pytest.mark.parametrize("times", [0, 2])
+@pytest.mark.parametrize("index", range(len(INSERTIONS)))
+def test_missing_or_ambiguous_anchor_is_named(index, times, source, tmp_path):
+    name, anchor, _, _ = INSERTIONS[index]
+    path = source / name
+    path.write_text(path.read_text().replace(anchor, "\n" + anchor * times))
+    result = command(tmp_path / "out", "--source", source)
+    assert result.returncode == 1
+    assert name in result.stderr and "Traceback" not in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_without_llama_cpp_is_refused(tmp_path):
+    result = command(tmp_path / "out", "--source", tmp_path)
+    assert result.returncode == 1 and str(tmp_path) in result.stderr
+
+
+def test_a_damaged_source_distribution_is_refused(tmp_path):
+    (tmp_path / overlay.SDIST).write_bytes(b"not the file")
+    result = command(tmp_path / "llama.cpp")
+    assert result.returncode == 1 and "SHA-256" in result.stderr and overlay.SDIST in result.stderr
+    assert not (tmp_path / "llama.cpp").exists()
