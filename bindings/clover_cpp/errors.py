@@ -29,6 +29,10 @@ class ArgumentError(CloverError, ValueError):
     """A parameter is out of its range; also a :class:`ValueError`."""
 
 
+class BusyError(CloverError):
+    """Another thread is using this :class:`~clover_cpp.Clover`, or it was used inside one of its own callbacks."""
+
+
 class TemplateError(CloverError):
     """The model's chat template is missing, broken, or refuses the messages."""
 

@@ -115,15 +115,15 @@ CLOVER_API const char * clover_model_metadata(clover_model * model, const char *
  * Returns the number of tokens. If they do not fit into capacity, nothing is written and -(number) is returned.
  * INT32_MIN: failed, see clover_last_error.
  */
-CLOVER_API int32_t clover_tokenize(const clover_model * model, const char * text, size_t n_text, bool parse_special, int32_t * tokens,
-                                   int32_t capacity);
+CLOVER_API int32_t clover_tokenize(const clover_model * model, const char * text, size_t n_text, bool parse_special,
+                                   int32_t * tokens, int32_t capacity);
 
 /*
  * Tokens to bytes (a token may hold part of a UTF-8 character). special: control tokens are written too, else left out.
  * Returns the number of bytes, without a closing zero; -(number) and INT32_MIN as above.
  */
-CLOVER_API int32_t clover_detokenize(const clover_model * model, const int32_t * tokens, int32_t n_tokens, bool special, char * text,
-                                     int32_t capacity);
+CLOVER_API int32_t clover_detokenize(const clover_model * model, const int32_t * tokens, int32_t n_tokens, bool special,
+                                     char * text, int32_t capacity);
 
 /* Whether the token ends an answer. */
 CLOVER_API bool clover_token_is_end(const clover_model * model, int32_t token);
@@ -145,7 +145,8 @@ struct clover_session_params {
 
 CLOVER_API void clover_session_default_params(struct clover_session_params * params, size_t size);
 
-CLOVER_API clover_status clover_session_new(clover_model * model, const struct clover_session_params * params, clover_session ** session);
+CLOVER_API clover_status clover_session_new(clover_model * model, const struct clover_session_params * params,
+                                            clover_session ** session);
 CLOVER_API void          clover_session_free(clover_session * session);
 
 /* Append tokens to the context. They are evaluated when the next answer is generated. All or nothing. */
@@ -231,19 +232,19 @@ CLOVER_API void clover_session_cancel(clover_session * session);
 /* Of the last answer: counts, and wall seconds. */
 struct clover_stats {
     size_t  size;
-    int32_t finish;         /* enum clover_finish */
-    int32_t prompt_tokens;  /* fed since the answer before */
-    int32_t tokens;         /* delivered, end token not counted */
-    int32_t prompt_passes;  /* causal passes over the prompt */
-    int32_t block_passes;   /* denoising passes */
-    int32_t commit_passes;  /* causal passes over finished blocks */
-    int32_t causal_passes;  /* passes of autoregressive decoding */
+    int32_t finish;        /* enum clover_finish */
+    int32_t prompt_tokens; /* fed since the answer before */
+    int32_t tokens;        /* delivered, end token not counted */
+    int32_t prompt_passes; /* causal passes over the prompt */
+    int32_t block_passes;  /* denoising passes */
+    int32_t commit_passes; /* causal passes over finished blocks */
+    int32_t causal_passes; /* passes of autoregressive decoding */
     double  prompt_seconds;
     double  block_seconds;
     double  commit_seconds;
     double  causal_seconds;
-    double  seconds;          /* of all steps, sampling and callbacks included */
-    double  tokens_per_step;  /* tokens / (block_passes + causal_passes), 0 if there were none */
+    double  seconds;         /* of all steps, sampling and callbacks included */
+    double  tokens_per_step; /* tokens / (block_passes + causal_passes), 0 if there were none */
 };
 
 CLOVER_API void clover_session_get_stats(const clover_session * session, struct clover_stats * stats, size_t size);

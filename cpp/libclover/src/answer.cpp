@@ -59,13 +59,10 @@ class Timer {
 
 } // namespace
 
-Answer::Answer(const Model & model, Context & context, std::vector<int32_t> & tokens, const clover_generate_params & given, int32_t n_fed) :
-    model(model),
-    context(context),
-    tokens(tokens),
-    params(checked(model, context, given)),
-    sampler(sampling(given), model.banned()),
-    text(std::vector<std::string>(given.stop, given.stop + given.n_stop)),
+Answer::Answer(const Model & model, Context & context, std::vector<int32_t> & tokens, const clover_generate_params & given,
+               int32_t n_fed) :
+    model(model), context(context), tokens(tokens), params(checked(model, context, given)),
+    sampler(sampling(given), model.banned()), text(std::vector<std::string>(given.stop, given.stop + given.n_stop)),
     prompt_end(tokens.size()) {
     require(!tokens.empty(), CLOVER_ERROR_ARGUMENT, "there is nothing to answer: feed at least one token first");
     params.stop = nullptr; // the caller's memory
@@ -84,15 +81,15 @@ Answer::Answer(const Model & model, Context & context, std::vector<int32_t> & to
 
 // How many more tokens the answer may have.
 int32_t Answer::room() const {
-    const auto left = context.size() - (int32_t) tokens.size();
-    return params.max_tokens < 0 ? left : std::min(left, params.max_tokens - (int32_t) (tokens.size() - prompt_end));
+    const auto left = context.size() - (int32_t)tokens.size();
+    return params.max_tokens < 0 ? left : std::min(left, params.max_tokens - (int32_t)(tokens.size() - prompt_end));
 }
 
 // Index of the first end token in the window, or its size: what stands after it does not matter any more.
 int32_t Answer::first_end() const {
     const auto found = std::find_if(window.begin(), window.end(),
                                     [&](const Slot & slot) { return slot.fixed && model.is_end(slot.candidate.token); });
-    return (int32_t) (found - window.begin());
+    return (int32_t)(found - window.begin());
 }
 
 void Answer::step() {
@@ -106,21 +103,21 @@ void Answer::step() {
         denoise();
     }
     const int32_t steps   = stats.block_passes + stats.causal_passes;
-    stats.tokens_per_step = steps ? (double) stats.tokens / steps : 0;
+    stats.tokens_per_step = steps ? (double)stats.tokens / steps : 0;
 }
 
 // Evaluates the next tokens of the context that were not yet; true if others are left for the next step.
 bool Answer::evaluate_pending() {
     const bool used = params.mode == CLOVER_MODE_AR || model.info().shift_logits; // the logits of what follows
-    if (used && context.n_past() == (int32_t) tokens.size() && context.next() == nullptr) {
+    if (used && context.n_past() == (int32_t)tokens.size() && context.next() == nullptr) {
         context.clear(); // a cancelled block answer left none: evaluate anew
     }
     const int32_t past = context.n_past();
-    const int32_t left = (int32_t) tokens.size() - past;
+    const int32_t left = (int32_t)tokens.size() - past;
     if (left == 0) {
         return false;
     }
-    const bool    prompt = past < (int32_t) prompt_end;
+    const bool    prompt = past < (int32_t)prompt_end;
     const bool    commit = params.mode == CLOVER_MODE_BLOCK;
     const int32_t n      = std::min(left, context.max_chunk());
     {
@@ -137,7 +134,7 @@ void Answer::open_window() {
     window.assign(block ? std::min(params.window, room()) : 1, Slot{});
     delivered  = 0;
     step_index = 0;
-    start      = (int32_t) (tokens.size() - prompt_end);
+    start      = (int32_t)(tokens.size() - prompt_end);
     block_index++;
     if (!block || model.info().shift_logits) {
         window[0].candidate = pick(context.next(), 0);
@@ -152,7 +149,7 @@ Candidate Answer::pick(const float * logits, int32_t position) const {
 
 // One block pass: fixes every undecided position that is sure enough, or the surest one.
 void Answer::denoise() {
-    const int32_t           n     = (int32_t) window.size();
+    const int32_t           n     = (int32_t)window.size();
     const int32_t           shift = model.info().shift_logits ? 1 : 0;
     const int32_t           end   = first_end();
     std::vector<int32_t>    inputs(n, model.info().mask_token);
@@ -202,8 +199,8 @@ void Answer::fix(const std::vector<int32_t> & positions) {
         event.block       = block_index;
         event.step        = step_index;
         event.start       = start;
-        event.block_size  = (int32_t) window.size();
-        event.n_fixed     = (int32_t) positions.size();
+        event.block_size  = (int32_t)window.size();
+        event.n_fixed     = (int32_t)positions.size();
         event.positions   = positions.data();
         event.tokens      = fixed.data();
         event.confidences = confidences.data();

@@ -14,7 +14,8 @@ namespace clover {
 class Answer {
   public:
     // Throws unless params are in range and the model can do it. `tokens`, the session's, grow as positions become final.
-    Answer(const Model & model, Context & context, std::vector<int32_t> & tokens, const clover_generate_params & params, int32_t n_fed);
+    Answer(const Model & model, Context & context, std::vector<int32_t> & tokens, const clover_generate_params & params,
+           int32_t n_fed);
 
     // At most one pass of the model.
     void step();
@@ -47,10 +48,10 @@ class Answer {
     Sampler                sampler;
     TextStream             text;
     clover_stats           stats = {};
-    size_t                 prompt_end;         // tokens before the answer
-    std::vector<Slot>      window;             // empty: none is open
-    size_t                 delivered   = 0;    // positions of the window that are in `tokens`
-    int32_t                start       = 0;    // index in the answer of the window's first position
+    size_t                 prompt_end;      // tokens before the answer
+    std::vector<Slot>      window;          // empty: none is open
+    size_t                 delivered   = 0; // positions of the window that are in `tokens`
+    int32_t                start       = 0; // index in the answer of the window's first position
     int32_t                block_index = -1;
     int32_t                step_index  = 0;
 };

@@ -100,11 +100,11 @@ clover_generate_params generate_defaults() {
 // Copies n values if they fit; what the counting functions return.
 template <typename T> int32_t copy_out(const T * values, size_t n, T * out, int32_t capacity) {
     require(n <= INT32_MAX, CLOVER_ERROR_ARGUMENT, "the result is too long");
-    if (capacity < (int32_t) n) {
-        return -(int32_t) n;
+    if (capacity < (int32_t)n) {
+        return -(int32_t)n;
     }
     std::copy_n(values, n, out);
-    return (int32_t) n;
+    return (int32_t)n;
 }
 
 } // namespace
@@ -222,7 +222,7 @@ int32_t clover_session_tokens(clover_session * session, int32_t * tokens, int32_
         const clover::Session::Use use(session->session);
         const auto &               all = session->session.tokens();
         std::copy_n(all.begin(), std::min<size_t>(all.size(), capacity), tokens);
-        n = (int32_t) all.size();
+        n = (int32_t)all.size();
     });
     return n;
 }
@@ -240,8 +240,7 @@ clover_status clover_session_generate(clover_session * session, const clover_gen
         require_given(session, "session");
         const clover::Session::Use use(session->session);
         session->session.begin(read_struct(params, generate_defaults()));
-        while (!session->session.step()) {
-        }
+        while (!session->session.step()) {}
     });
 }
 

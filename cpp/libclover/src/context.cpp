@@ -36,7 +36,8 @@ llama_flash_attn_type attention_type(int32_t flash_attn) {
 
 void require_range(const char * name, int32_t value, int32_t low, int32_t high) {
     require(value >= low && value <= high, CLOVER_ERROR_ARGUMENT,
-            std::string(name) + " is " + std::to_string(value) + ", allowed are " + std::to_string(low) + " to " + std::to_string(high));
+            std::string(name) + " is " + std::to_string(value) + ", allowed are " + std::to_string(low) + " to " +
+                std::to_string(high));
 }
 
 } // namespace
@@ -58,16 +59,17 @@ Context::Context(const Model & model, const clover_session_params & params) : co
     p.kv_unified           = true; // the copy of the context shares its keys and values
     p.n_rs_seq             = 0;
     p.n_outputs_max        = std::max(n_window, 2);
-    p.n_threads            = params.n_threads ? params.n_threads : std::clamp((int32_t) std::thread::hardware_concurrency(), 1, MAX_THREADS);
-    p.n_threads_batch      = p.n_threads;
-    p.type_k = p.type_v    = cache_type(params.kv_type);
-    p.flash_attn_type      = attention_type(params.flash_attn);
+    p.n_threads = params.n_threads ? params.n_threads : std::clamp((int32_t)std::thread::hardware_concurrency(), 1, MAX_THREADS);
+    p.n_threads_batch = p.n_threads;
+    p.type_k = p.type_v = cache_type(params.kv_type);
+    p.flash_attn_type   = attention_type(params.flash_attn);
     require(params.kv_type != CLOVER_KV_Q8_0 || params.flash_attn != CLOVER_FLASH_ATTN_OFF, CLOVER_ERROR_ARGUMENT,
             "kv_type Q8_0 needs flash attention");
 
     const LogCapture log;
     context.reset(llama_init_from_model(model.llama(), p));
-    require(context != nullptr, CLOVER_ERROR_MEMORY, "a context of " + std::to_string(n_ctx) + " tokens cannot be made" + log.cause());
+    require(context != nullptr, CLOVER_ERROR_MEMORY,
+            "a context of " + std::to_string(n_ctx) + " tokens cannot be made" + log.cause());
 }
 
 void Context::decode(const int32_t * tokens, const bool * wanted, int32_t n, int32_t sequence) {

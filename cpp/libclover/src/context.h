@@ -16,10 +16,10 @@ class Context {
   public:
     Context(const Model & model, const clover_session_params & params);
 
-    int32_t size() const { return n_ctx; }            // most tokens it holds
-    int32_t max_chunk() const { return n_batch; }     // most tokens of a causal pass
-    int32_t max_window() const { return n_window; }   // most positions of a block pass
-    int32_t n_past() const { return past; }           // tokens evaluated
+    int32_t size() const { return n_ctx; }          // most tokens it holds
+    int32_t max_chunk() const { return n_batch; }   // most tokens of a causal pass
+    int32_t max_window() const { return n_window; } // most positions of a block pass
+    int32_t n_past() const { return past; }         // tokens evaluated
     int32_t n_vocab() const { return vocab_size; }
 
     // Evaluates the next n tokens of the context, n <= max_chunk(). `logits`: next() is wanted.

@@ -118,17 +118,17 @@ class Reader {
 
     uint64_t tell() {
 #ifdef _WIN32
-        return (uint64_t) _ftelli64(file.get());
+        return (uint64_t)_ftelli64(file.get());
 #else
-        return (uint64_t) ftello(file.get());
+        return (uint64_t)ftello(file.get());
 #endif
     }
 
-    std::string                                  path;
-    std::vector<char>                            buffer;
-    std::unique_ptr<FILE, int (*)(FILE *)>       file;
-    uint64_t                                     total = 0;
-    uint64_t                                     at    = 0;
+    std::string                            path;
+    std::vector<char>                      buffer;
+    std::unique_ptr<FILE, int (*)(FILE *)> file;
+    uint64_t                               total = 0;
+    uint64_t                               at    = 0;
 };
 
 uint64_t type_size(uint32_t type) {
@@ -159,14 +159,14 @@ struct Metadata {
 uint64_t widen(uint32_t type, const void * data) {
     switch (type) {
         case GGUF_TYPE_UINT8:
-        case GGUF_TYPE_BOOL: return *(const uint8_t *) data;
-        case GGUF_TYPE_INT8: return (uint64_t) (int64_t) * (const int8_t *) data;
-        case GGUF_TYPE_UINT16: return *(const uint16_t *) data;
-        case GGUF_TYPE_INT16: return (uint64_t) (int64_t) * (const int16_t *) data;
-        case GGUF_TYPE_UINT32: return *(const uint32_t *) data;
-        case GGUF_TYPE_INT32: return (uint64_t) (int64_t) * (const int32_t *) data;
+        case GGUF_TYPE_BOOL: return *(const uint8_t *)data;
+        case GGUF_TYPE_INT8: return (uint64_t)(int64_t)*(const int8_t *)data;
+        case GGUF_TYPE_UINT16: return *(const uint16_t *)data;
+        case GGUF_TYPE_INT16: return (uint64_t)(int64_t)*(const int16_t *)data;
+        case GGUF_TYPE_UINT32: return *(const uint32_t *)data;
+        case GGUF_TYPE_INT32: return (uint64_t)(int64_t)*(const int32_t *)data;
         case GGUF_TYPE_UINT64:
-        case GGUF_TYPE_INT64: return *(const uint64_t *) data;
+        case GGUF_TYPE_INT64: return *(const uint64_t *)data;
         default: return 0;
     }
 }
@@ -265,8 +265,8 @@ void check_numbers(const Reader & in, const Metadata & meta, const std::string &
         }
         for (const uint64_t value : found->second) {
             if (value < range.low || value > range.high) {
-                in.fail("metadata key " + key + " is " + std::to_string((int64_t) value) + ", allowed are " + std::to_string(range.low) +
-                        " to " + std::to_string(range.high));
+                in.fail("metadata key " + key + " is " + std::to_string((int64_t)value) + ", allowed are " +
+                        std::to_string(range.low) + " to " + std::to_string(range.high));
             }
         }
     }
@@ -283,7 +283,8 @@ void check_numbers(const Reader & in, const Metadata & meta, const std::string &
 void check_vocabulary(const Reader & in, const Metadata & meta) {
     const auto model = meta.strings.find("tokenizer.ggml.model");
     if (model == meta.strings.end() || model->second != "gpt2") {
-        in.fail("the tokenizer is " + (model == meta.strings.end() ? "missing" : "'" + model->second + "'") + ", needed is 'gpt2' (byte-level BPE)");
+        in.fail("the tokenizer is " + (model == meta.strings.end() ? "missing" : "'" + model->second + "'") +
+                ", needed is 'gpt2' (byte-level BPE)");
     }
     if (meta.n_tokens == 0) {
         in.fail("the vocabulary is missing");
@@ -291,7 +292,7 @@ void check_vocabulary(const Reader & in, const Metadata & meta) {
     for (const char * name : TOKEN_IDS) {
         const auto id = meta.integers.find(std::string("tokenizer.ggml.") + name + "_token_id");
         if (id != meta.integers.end() && id->second.at(0) >= meta.n_tokens) {
-            in.fail("metadata key " + id->first + " is " + std::to_string((int64_t) id->second.at(0)) + ", the vocabulary has " +
+            in.fail("metadata key " + id->first + " is " + std::to_string((int64_t)id->second.at(0)) + ", the vocabulary has " +
                     std::to_string(meta.n_tokens) + " tokens");
         }
     }
@@ -299,10 +300,10 @@ void check_vocabulary(const Reader & in, const Metadata & meta) {
 
 // Bytes of a tensor; 0 if its shape or type is impossible.
 uint64_t tensor_bytes(const std::vector<uint64_t> & shape, uint32_t type) {
-    if (type >= GGML_TYPE_COUNT || ggml_blck_size((ggml_type) type) == 0 || ggml_type_size((ggml_type) type) == 0) {
+    if (type >= GGML_TYPE_COUNT || ggml_blck_size((ggml_type)type) == 0 || ggml_type_size((ggml_type)type) == 0) {
         return 0;
     }
-    const uint64_t block = ggml_blck_size((ggml_type) type);
+    const uint64_t block = ggml_blck_size((ggml_type)type);
     uint64_t       n     = 1;
     for (const uint64_t dim : shape) {
         if (dim == 0 || dim > INT64_MAX / n) {
@@ -311,10 +312,10 @@ uint64_t tensor_bytes(const std::vector<uint64_t> & shape, uint32_t type) {
         n *= dim;
     }
     const uint64_t row = shape.empty() ? 1 : shape[0];
-    if (row % block != 0 || n / block > (uint64_t) INT64_MAX / ggml_type_size((ggml_type) type)) {
+    if (row % block != 0 || n / block > (uint64_t)INT64_MAX / ggml_type_size((ggml_type)type)) {
         return 0;
     }
-    return n / block * ggml_type_size((ggml_type) type);
+    return n / block * ggml_type_size((ggml_type)type);
 }
 
 void check_tensors(Reader & in, uint64_t n_tensors, uint64_t alignment) {
@@ -326,7 +327,7 @@ void check_tensors(Reader & in, uint64_t n_tensors, uint64_t alignment) {
     std::vector<Tensor>             tensors;
     std::unordered_set<std::string> names;
     for (uint64_t i = 0; i < n_tensors; i++) {
-        Tensor         tensor;
+        Tensor tensor;
         tensor.name           = in.string();
         const uint32_t n_dims = in.value<uint32_t>();
         if (n_dims > GGML_MAX_DIMS) {

@@ -23,8 +23,8 @@ Model::Model(const std::string & path, const clover_model_params & params) : mod
     static std::once_flag backend;
     std::call_once(backend, llama_backend_init);
 
-    const std::string architecture = check_gguf(path);
-    const LogCapture  log;
+    const std::string  architecture = check_gguf(path);
+    const LogCapture   log;
     llama_model_params p = llama_model_default_params();
     p.n_gpu_layers       = params.n_gpu_layers;
     p.load_mode          = params.use_mmap ? LLAMA_LOAD_MODE_MMAP : LLAMA_LOAD_MODE_NONE;
@@ -96,10 +96,10 @@ void Model::read_special_tokens() {
         }
         const std::string text = llama_vocab_get_text(vocab, token);
         if ((attr & (LLAMA_TOKEN_ATTR_CONTROL | LLAMA_TOKEN_ATTR_USER_DEFINED)) && !text.empty()) {
-            specials[(uint8_t) text[0]].push_back({ text, token, (attr & LLAMA_TOKEN_ATTR_CONTROL) != 0 });
+            specials[(uint8_t)text[0]].push_back({ text, token, (attr & LLAMA_TOKEN_ATTR_CONTROL) != 0 });
         }
     }
-    require((int32_t) banned_tokens.size() < facts.n_vocab, CLOVER_ERROR_FILE, "the vocabulary has no token that may be produced");
+    require((int32_t)banned_tokens.size() < facts.n_vocab, CLOVER_ERROR_FILE, "the vocabulary has no token that may be produced");
     for (auto & list : specials) {
         std::sort(list.begin(), list.end(), [](const Special & a, const Special & b) { return a.text.size() > b.text.size(); });
     }
@@ -110,7 +110,7 @@ bool Model::is_end(int32_t token) const {
 }
 
 const Model::Special * Model::special_at(const std::string & text, size_t i, bool parse_special) const {
-    for (const Special & special : specials[(uint8_t) text[i]]) {
+    for (const Special & special : specials[(uint8_t)text[i]]) {
         if ((parse_special || !special.control) && text.compare(i, special.text.size(), special.text) == 0) {
             return &special;
         }
@@ -125,8 +125,9 @@ void Model::tokenize_plain(const std::string & text, std::vector<int32_t> & toke
     const std::string plain = nfc ? normalise_nfc(text) : text;
     const size_t      start = tokens.size();
     tokens.resize(start + plain.size() + 8);
-    const int32_t n = llama_tokenize(vocab, plain.data(), (int32_t) plain.size(), tokens.data() + start, (int32_t) (tokens.size() - start),
-                                     /*add_special=*/false, /*parse_special=*/false);
+    const int32_t n =
+        llama_tokenize(vocab, plain.data(), (int32_t)plain.size(), tokens.data() + start, (int32_t)(tokens.size() - start),
+                       /*add_special=*/false, /*parse_special=*/false);
     require(n >= 0, CLOVER_ERROR_ENGINE, "tokenizing failed");
     tokens.resize(start + n);
 }
@@ -155,10 +156,10 @@ std::string Model::piece(int32_t token, bool special) const {
     require(is_valid(token), CLOVER_ERROR_ARGUMENT,
             "token " + std::to_string(token) + " is not in the vocabulary of " + std::to_string(facts.n_vocab));
     std::string text(64, '\0');
-    int32_t     n = llama_token_to_piece(vocab, token, &text[0], (int32_t) text.size(), 0, special);
+    int32_t     n = llama_token_to_piece(vocab, token, &text[0], (int32_t)text.size(), 0, special);
     if (n < 0) {
         text.resize(-n);
-        n = llama_token_to_piece(vocab, token, &text[0], (int32_t) text.size(), 0, special);
+        n = llama_token_to_piece(vocab, token, &text[0], (int32_t)text.size(), 0, special);
     }
     text.resize(std::max(n, 0));
     return text;

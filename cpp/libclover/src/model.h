@@ -39,11 +39,11 @@ class Model {
         bool        control;
     };
 
-    bool                 find_metadata(const std::string & key, std::string & value) const;
-    void                 read_facts(const std::string & architecture);
-    void                 read_special_tokens();
-    const Special *      special_at(const std::string & text, size_t i, bool parse_special) const;
-    void                 tokenize_plain(const std::string & text, std::vector<int32_t> & tokens) const;
+    bool            find_metadata(const std::string & key, std::string & value) const;
+    void            read_facts(const std::string & architecture);
+    void            read_special_tokens();
+    const Special * special_at(const std::string & text, size_t i, bool parse_special) const;
+    void            tokenize_plain(const std::string & text, std::vector<int32_t> & tokens) const;
 
     std::unique_ptr<llama_model, void (*)(llama_model *)> model;
     const llama_vocab *                                   vocab = nullptr;

@@ -54,10 +54,9 @@ uint32_t compose(uint32_t a, uint32_t b) {
     if (a - S < N_S && (a - S) % N_T == 0 && b - T - 1 < N_T - 1) {
         return a + (b - T);
     }
-    const auto * row = std::lower_bound(std::begin(COMPOSITIONS), std::end(COMPOSITIONS), std::make_pair(a, b),
-                                        [](const uint32_t(&r)[3], const std::pair<uint32_t, uint32_t> & pair) {
-                                            return std::make_pair(r[0], r[1]) < pair;
-                                        });
+    const auto * row = std::lower_bound(
+        std::begin(COMPOSITIONS), std::end(COMPOSITIONS), std::make_pair(a, b),
+        [](const uint32_t(&r)[3], const std::pair<uint32_t, uint32_t> & pair) { return std::make_pair(r[0], r[1]) < pair; });
     return row != std::end(COMPOSITIONS) && (*row)[0] == a && (*row)[1] == b ? (*row)[2] : 0;
 }
 
@@ -108,7 +107,7 @@ std::string normalise_nfc(const std::string & text) {
             decompose(next.code, codes);
         } else {
             for (size_t j = 0; j < next.size; j++) {
-                codes.push_back(RAW_BYTE + (uint8_t) text[i + j]);
+                codes.push_back(RAW_BYTE + (uint8_t)text[i + j]);
             }
         }
         i += next.size;
@@ -121,7 +120,7 @@ std::string normalise_nfc(const std::string & text) {
     std::string out;
     for (const uint32_t code : codes) {
         if (code >= RAW_BYTE) {
-            out += (char) (code - RAW_BYTE);
+            out += (char)(code - RAW_BYTE);
         } else {
             utf8_append(out, code);
         }

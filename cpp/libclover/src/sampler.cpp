@@ -16,7 +16,7 @@ static double uniform(uint64_t seed, uint64_t index) {
         z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
         z ^= z >> 31;
     }
-    return (double) (z >> 11) * 0x1p-53;
+    return (double)(z >> 11) * 0x1p-53;
 }
 
 Candidate Sampler::pick(const float * logits, int32_t n_vocab, int32_t index) const {
@@ -32,10 +32,10 @@ Candidate Sampler::pick(const float * logits, int32_t n_vocab, int32_t index) co
     for (const int32_t token : banned) {
         allowed[token] = -std::numeric_limits<float>::infinity();
     }
-    const auto probability = [&](int32_t token) { return std::exp((double) allowed[token] - highest) / total; };
-    const auto best        = (int32_t) (std::max_element(allowed.begin(), allowed.end()) - allowed.begin());
+    const auto probability = [&](int32_t token) { return std::exp((double)allowed[token] - highest) / total; };
+    const auto best        = (int32_t)(std::max_element(allowed.begin(), allowed.end()) - allowed.begin());
     if (params.temperature <= 0) {
-        return { best, (float) probability(best) };
+        return { best, (float)probability(best) };
     }
 
     std::vector<int32_t> order;
@@ -66,12 +66,12 @@ Candidate Sampler::pick(const float * logits, int32_t n_vocab, int32_t index) co
         order.resize(n);
     }
 
-    const auto weight = [&](int32_t token) { return std::exp(((double) allowed[token] - allowed[best]) / params.temperature); };
+    const auto weight = [&](int32_t token) { return std::exp(((double)allowed[token] - allowed[best]) / params.temperature); };
     double     mass   = 0;
     for (const int32_t token : order) {
         mass += weight(token);
     }
-    double  target = uniform(params.seed, (uint64_t) index) * mass;
+    double  target = uniform(params.seed, (uint64_t)index) * mass;
     int32_t token  = order.back();
     for (const int32_t each : order) {
         target -= weight(each);
@@ -80,7 +80,7 @@ Candidate Sampler::pick(const float * logits, int32_t n_vocab, int32_t index) co
             break;
         }
     }
-    return { token, (float) probability(token) };
+    return { token, (float)probability(token) };
 }
 
 } // namespace clover

@@ -7,12 +7,12 @@
 namespace clover {
 
 Session::Use::Use(Session & session) : session(session) {
-    require(!session.busy.exchange(true), CLOVER_ERROR_BUSY, "the session is in use (by another thread, or by the caller of this callback)");
+    require(!session.busy.exchange(true), CLOVER_ERROR_BUSY,
+            "the session is in use (by another thread, or by the caller of this callback)");
 }
 
 Session::Session(std::shared_ptr<const Model> given, const clover_session_params & params) :
-    model(std::move(given)),
-    context(*model, params) {}
+    model(std::move(given)), context(*model, params) {}
 
 void Session::feed(const int32_t * more, int32_t n) {
     require(n >= 0 && (more != nullptr || n == 0), CLOVER_ERROR_ARGUMENT, "the tokens to feed are missing");
@@ -20,7 +20,7 @@ void Session::feed(const int32_t * more, int32_t n) {
         require(model->is_valid(more[i]), CLOVER_ERROR_ARGUMENT,
                 "token " + std::to_string(more[i]) + " is not in the vocabulary of " + std::to_string(model->info().n_vocab));
     }
-    require(n <= context.size() - (int32_t) all.size(), CLOVER_ERROR_CONTEXT_FULL,
+    require(n <= context.size() - (int32_t)all.size(), CLOVER_ERROR_CONTEXT_FULL,
             std::to_string(n) + " tokens do not fit: the context of " + std::to_string(context.size()) + " tokens already holds " +
                 std::to_string(all.size()));
     answer.reset();

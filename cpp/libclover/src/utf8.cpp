@@ -3,8 +3,8 @@
 namespace clover {
 
 Utf8 utf8_next(const char * text, size_t n) {
-    const auto     byte = [&](size_t i) { return (uint8_t) text[i]; };
-    const uint8_t  head = byte(0);
+    const auto    byte = [&](size_t i) { return (uint8_t)text[i]; };
+    const uint8_t head = byte(0);
     if (head < 0x80) {
         return { Utf8::VALID, 1, head };
     }
@@ -29,13 +29,13 @@ Utf8 utf8_next(const char * text, size_t n) {
 
 void utf8_append(std::string & text, uint32_t code) {
     if (code < 0x80) {
-        text += (char) code;
+        text += (char)code;
         return;
     }
     const int size = code < 0x800 ? 2 : code < 0x10000 ? 3 : 4;
-    text += (char) ((0xf00 >> size & 0xff) | code >> 6 * (size - 1));
+    text += (char)((0xf00 >> size & 0xff) | code >> 6 * (size - 1));
     for (int i = size - 2; i >= 0; i--) {
-        text += (char) (0x80 | (code >> 6 * i & 0x3f));
+        text += (char)(0x80 | (code >> 6 * i & 0x3f));
     }
 }
 

@@ -1,0 +1,5 @@
+"""`python -m clover_cpp`: the command `clover`."""
+
+from .cli import main
+
+main()

@@ -1,0 +1,306 @@
+"""`Clover`: a model file and one conversation with it."""
+
+import ctypes as c
+import os
+
+from . import native
+from .errors import ArgumentError, TemplateError
+from .events import ModelInfo, Stats, Step, Text, from_struct
+from .template import render
+
+
+def _choice(name, value, table):
+    if value not in table:
+        raise ArgumentError(f"{name} is {value!r}, it must be one of {', '.join(table)}")
+    return table[value]
+
+
+def _integer(name, value, low=-(2**31), high=2**31 - 1):
+    if not low <= value <= high:
+        raise ArgumentError(f"{name} is {value}, it must be in {low} to {high}")
+    return value
+
+
+def _array(tokens):
+    tokens = [_integer("token", token) for token in tokens]
+    return (c.c_int32 * len(tokens))(*tokens), len(tokens)
+
+
+def _stop_strings(stop):
+    encoded = [text.encode() for text in ([stop] if isinstance(stop, str) else stop)]
+    if any(b"\0" in text for text in encoded):
+        raise ArgumentError("a stop string holds a zero character")
+    return (c.c_char_p * len(encoded))(*encoded), len(encoded)
+
+
+class Generation:
+    """One answer, as an iterator of text pieces (or of `Text` and `Step` events); see `Clover.generate`.
+
+    Leaving the loop early, or `close()`, cancels it: what was delivered stays in the conversation.
+    """
+
+    def __init__(self, clover, params, events):
+        self._clover = clover
+        self._events = events
+        self._queue = []
+        self._error = None
+        self._done = False
+        params.on_step = native.StepCallback(self._on_step) if events else native.StepCallback()
+        params.on_text = native.TextCallback(self._on_text)
+        self._params = params  # the library calls into it
+        native.check(clover._lib.clover_session_begin(clover._session, params))
+
+    def _on_step(self, step, _):
+        return self._keep(self._read_step, step.contents)
+
+    def _on_text(self, text, n, _):
+        return self._keep(lambda: Text(c.string_at(text, n).decode()))
+
+    def _keep(self, read, *arguments):
+        try:
+            self._queue.append(read(*arguments))
+            return True
+        except BaseException as error:  # Ctrl-C: it must not be lost in the native frames
+            self._error = error
+            return False
+
+    @staticmethod
+    def _read_step(step):
+        n = step.n_fixed
+        lists = (tuple(values[:n]) for values in (step.positions, step.tokens, step.confidences))
+        return Step(step.block, step.step, step.start, step.block_size, *lists)
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        while not self._queue:
+            if self._done:
+                raise StopIteration
+            self._step()
+        event = self._queue.pop(0)
+        return event if self._events else event.text
+
+    def _step(self):
+        if self._clover._generation is not self:
+            self._done = True
+            raise ArgumentError("this answer was dropped: a newer one was begun, or the model was closed")
+        done = c.c_bool(True)
+        try:
+            native.check(self._clover._lib.clover_session_step(self._clover._session, done))
+        finally:
+            self._done = done.value
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    @property
+    def stats(self):
+        """`Stats` so far."""
+        return self._clover.stats
+
+    def close(self):
+        """Cancel the answer if it is not finished."""
+        if not self._done and self._clover._generation is self:
+            self._clover._lib.clover_session_cancel(self._clover._session)
+            self._step()
+        self._done = True
+        self._queue.clear()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def __del__(self):
+        if hasattr(self, "_params"):
+            self.close()
+
+
+class Clover:
+    """A loaded GGUF file and one context. Use as a context manager, or `close()` it.
+
+    `path`: a file of architecture `clover` or `qwen35moe`. `n_ctx`: most tokens of the conversation, 0 or more than the
+    model's limit: that limit. `n_threads`: 0 for all cores. `n_batch`: most prompt tokens in one pass. `kv_type`: "f16",
+    "f32", "q8_0". `flash_attn`: "auto", "on", "off". `n_gpu_layers`: -1 for all.
+    Raises ModelFileError, ArgumentError, ResourceError.
+    """
+
+    def __init__(self, path, n_ctx=4096, n_threads=0, kv_type="f16", flash_attn="auto", n_batch=512, n_gpu_layers=-1):
+        self._model, self._session, self._generation = c.c_void_p(), c.c_void_p(), None
+        self._lib = native.library()
+        model = native.defaults(native.ModelParams, "clover_model_default_params")
+        model.n_gpu_layers = _integer("n_gpu_layers", n_gpu_layers)
+        session = native.defaults(native.SessionParams, "clover_session_default_params")
+        session.n_ctx = _integer("n_ctx", n_ctx)
+        session.n_batch = _integer("n_batch", n_batch)
+        session.n_threads = _integer("n_threads", n_threads)
+        session.kv_type = _choice("kv_type", kv_type, native.KV_TYPES)
+        session.flash_attn = _choice("flash_attn", flash_attn, native.FLASH_ATTN)
+        native.check(self._lib.clover_model_load(os.fsencode(path), model, self._model))
+        try:
+            native.check(self._lib.clover_session_new(self._model, session, self._session))
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self):
+        """Free the model; further use raises ArgumentError."""
+        self._generation = None
+        self._lib.clover_session_free(self._session)
+        self._lib.clover_model_free(self._model)
+        self._model, self._session = c.c_void_p(), c.c_void_p()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def __del__(self):
+        if hasattr(self, "_lib"):
+            self.close()
+
+    def _open(self):
+        if not self._session:
+            raise ArgumentError("this model is closed")
+        return self._lib
+
+    @property
+    def info(self):
+        """`ModelInfo` of the file."""
+        return from_struct(ModelInfo, native.filled(native.ModelInfo, self._open().clover_model_get_info, self._model))
+
+    @property
+    def n_ctx(self):
+        """Most tokens of the conversation."""
+        return self._open().clover_session_n_ctx(self._session)
+
+    @property
+    def stats(self):
+        """`Stats` of the last answer."""
+        stats = native.filled(native.Stats, self._open().clover_session_get_stats, self._session)
+        return from_struct(Stats, stats, finish=native.FINISH[stats.finish])
+
+    @property
+    def tokens(self):
+        """Token ids of the conversation, answers included."""
+        lib, capacity = self._open(), self.n_ctx
+        out = (c.c_int32 * capacity)()
+        n = lib.clover_session_tokens(self._session, out, capacity)
+        if n == native.FAILED:
+            raise native.ERRORS[6](native.last_error())
+        return out[:n]
+
+    def metadata(self, key):
+        """A metadata value of the file as text, or None."""
+        value = self._open().clover_model_metadata(self._model, key.encode())
+        return None if value is None else value.decode("utf-8", "replace")
+
+    def tokenize(self, text, special=True):
+        """Token ids of a text. special: control tokens written in it, such as <|im_start|>, become that token."""
+        lib, data = self._open(), text.encode("utf-8", "replace")
+
+        def call(out, capacity):
+            return lib.clover_tokenize(self._model, data, len(data), special, out, capacity)
+
+        return self._counted(call, lambda n: (c.c_int32 * n)())[:]
+
+    def detokenize(self, tokens, special=False):
+        """Text of token ids; bytes that are no UTF-8 become U+FFFD. special: control tokens are written too."""
+        lib = self._open()
+        array, n_tokens = _array(tokens)
+
+        def call(out, capacity):
+            return lib.clover_detokenize(self._model, array, n_tokens, special, out, capacity)
+
+        return self._counted(call, c.create_string_buffer).raw.decode("utf-8", "replace")
+
+    @staticmethod
+    def _counted(call, make):
+        """The buffer that `call(out, capacity)` fills: once to learn its size, once to fill it."""
+        n = call(None, 0)
+        if n == native.FAILED:
+            raise ArgumentError(native.last_error())
+        out = make(-n)
+        if n:
+            call(out, -n)
+        return out
+
+    def render(self, messages, tools=None, enable_thinking=False):
+        """The prompt of messages ({"role": ..., "content": ...}) by the file's chat template."""
+        source = self.metadata("tokenizer.chat_template")
+        if not source:
+            raise TemplateError("the model file has no chat template: give the prompt as text")
+        eos = self.info.eos_token
+        names = {"eos_token": self.detokenize([eos], special=True) if eos >= 0 else "", "bos_token": ""}
+        return render(source, messages, tools, enable_thinking=enable_thinking, **names)
+
+    def clear(self):
+        """Forget the conversation."""
+        self._generation = None
+        native.check(self._open().clover_session_clear(self._session))
+
+    def _feed(self, tokens):
+        """Make `tokens` the conversation; what is evaluated of it already stays."""
+        held = self.tokens
+        if held != tokens[: len(held)]:
+            self.clear()
+            held = []
+        array, n = _array(tokens[len(held) :])
+        native.check(self._lib.clover_session_feed(self._session, array, n))
+
+    def _prompt_tokens(self, prompt, tools, enable_thinking):
+        if isinstance(prompt, str):
+            return self.tokenize(prompt)
+        prompt = list(prompt)
+        if all(isinstance(item, int) for item in prompt):
+            return prompt
+        return self.tokenize(self.render(prompt, tools, enable_thinking))
+
+    def generate(
+        self,
+        prompt,
+        mode="block",
+        max_tokens=None,
+        window=None,
+        threshold=None,
+        temperature=0.0,
+        top_k=0,
+        top_p=1.0,
+        min_p=0.0,
+        seed=0,
+        stop=(),
+        tools=None,
+        enable_thinking=False,
+        special=False,
+        events=False,
+    ):
+        """Begin an answer: a `Generation`, which iterates over pieces of text (events: over `Step` and `Text`).
+
+        `prompt`: text, a list of messages for the chat template (with `tools` and `enable_thinking`), or token ids. If it
+        continues the conversation held, only what is new is evaluated; else the conversation starts anew.
+        `mode`: "block" (diffusion) or "ar" (autoregressive). `max_tokens`: None for as many as fit. `window`: positions
+        denoised together, None for the model's block size. `threshold`: confidence above which a position is fixed, None for
+        the model's. `temperature` 0: the most likely token; `top_k` 0, `top_p` 1 and `min_p` 0 keep all. `stop`: one text or
+        several that end the answer. `special`: control tokens are written as text.
+        Raises ArgumentError, ContextFullError, UnsupportedError, TemplateError.
+        """
+        self._open()
+        params = native.defaults(native.GenerateParams, "clover_generate_default_params")
+        params.mode = _choice("mode", mode, native.MODES)
+        params.max_tokens = -1 if max_tokens is None else _integer("max_tokens", max_tokens, 0)
+        params.window = 0 if window is None else _integer("window", window, 1)
+        params.threshold = -1 if threshold is None else threshold
+        params.temperature, params.top_p, params.min_p = temperature, top_p, min_p
+        params.top_k = _integer("top_k", top_k)
+        params.seed = _integer("seed", seed, 0, 2**64 - 1)
+        params.special = special
+        params.stop, params.n_stop = _stop_strings(stop)
+        tokens = self._prompt_tokens(prompt, tools, enable_thinking)
+        self._generation = None
+        self._feed(tokens)
+        generation = Generation(self, params, events)
+        self._generation = generation
+        return generation
