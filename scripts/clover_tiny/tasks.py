@@ -114,12 +114,16 @@ def web_messages(site, steps):
     return messages
 
 
-def web_step(rng, step=None):
-    """One step of a six-step web task (step 6 is the closing sentence)."""
-    site = web.WebSite(rng)
-    step = rng.randint(0, 6) if step is None else step
-    answer = site.final if step == 6 else tools.call_text(*site.calls[step])
+def web_example(site, step):
+    """The right answer of a web task at a step, all earlier ones given (step 6 is the closing sentence)."""
+    answer = site.final if step == len(site.calls) else tools.call_text(*site.calls[step])
     return Example("web", web_messages(site, step), answer, list(web.TOOLS))
+
+
+def web_step(rng):
+    """One step of a six-step web task."""
+    site = web.WebSite(rng)
+    return web_example(site, rng.randint(0, 6))
 
 
 _CHAT = (
