@@ -61,9 +61,7 @@ def randomize(model, seed):
             value = noise - 1
         elif name.endswith("block_scale"):
             value = 4 + noise
-        elif parameter.dim() == 1:
-            value = 0.5 * noise
-        elif name.endswith("conv1d.weight"):
+        elif parameter.dim() == 1 or name.endswith("conv1d.weight"):
             value = 0.5 * noise
         elif name.endswith("embed_tokens.weight"):
             value = noise

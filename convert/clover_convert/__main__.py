@@ -1,0 +1,5 @@
+"""`python -m clover_convert`."""
+
+from clover_convert.cli import main
+
+main(prog_name="clover-convert")

@@ -1,0 +1,77 @@
+"""The conversion: read and check everything, then stream one tensor after the other into the output."""
+
+import math
+import os
+import pathlib
+
+import numpy as np
+
+from clover_convert.checkpoint import Checkpoint
+from clover_convert.config import read_config
+from clover_convert.encodings import ENCODINGS, EncodingError
+from clover_convert.gguf_file import GGUFWriter, whole_file
+from clover_convert.metadata import model_metadata
+from clover_convert.tensors import plan
+from clover_convert.tokenizer import tokenizer_metadata
+from clover_cpp.errors import ArgumentError, CheckpointError
+
+CHUNK = 1 << 20  # elements in memory at a time
+
+
+def convert(folder, output, type="q8_0", progress=None):
+    """Convert a checkpoint folder to a GGUF file and return the file's size in bytes.
+
+    folder: a Clover or Qwen3.5/3.6-MoE checkpoint (config.json, safetensors, tokenizer.json), tensors in F32, F16 or BF16.
+    output: path of the GGUF; it appears, or replaces an older file, only when it is whole.
+    type: "f32", "f16", "bf16" or "q8_0", for the matrices; norms, routers, gates and other small tensors stay float32.
+    progress: called with (bytes of tensors written, bytes in all).
+    Raises CheckpointError for a checkpoint that cannot be converted, ResourceError when writing fails, ArgumentError for an
+    unknown type. Memory use does not depend on the size of the checkpoint.
+    """
+    if type not in ENCODINGS:
+        raise ArgumentError(f"unknown type {type!r}; known: {', '.join(ENCODINGS)}")
+    output = pathlib.Path(output)
+    with Checkpoint(folder) as checkpoint:
+        config = read_config(checkpoint.config)
+        metadata = model_metadata(config, checkpoint.folder.resolve().name, type) + tokenizer_metadata(checkpoint, config)
+        outputs = plan(checkpoint.open_tensors(), config)
+        if any(output.exists() and output.samefile(file.path) for file in checkpoint.files.values()):
+            raise CheckpointError(f"cannot write {output}: it is a file of the checkpoint")
+        entries = [_entry(tensor, type) for tensor in outputs]
+        with whole_file(output) as file:
+            writer = GGUFWriter(file, metadata, [entry for entry, _ in entries])
+            done = 0
+            for tensor, (_, encoding) in zip(outputs, entries, strict=True):
+                for chunk in _chunks(tensor, config):
+                    done += writer.write(_encode(tensor, encoding, chunk))
+                    if progress:
+                        progress(done, writer.data_bytes)
+                writer.end_tensor()
+    return os.path.getsize(output)
+
+
+def _entry(tensor, type):
+    """The tensor's line in the GGUF's table, and its encoding; rows that do not divide into blocks stay float32."""
+    encoding = ENCODINGS[type]
+    if tensor.f32 or tensor.shape[-1] % encoding.block:
+        encoding = ENCODINGS["f32"]
+    size = math.prod(tensor.shape) // encoding.block * encoding.block_bytes
+    return (tensor.name, tensor.shape, encoding.ggml_type, size), encoding
+
+
+def _chunks(tensor, config):
+    """The float32 rows of a tensor to write, transformed, a bounded number at a time."""
+    for source, start, stop in tensor.pieces:
+        step = max(1, CHUNK // source.row_length)
+        for first in range(start, stop, step):
+            rows = source.rows(first, min(first + step, stop))
+            if not np.isfinite(rows).all():
+                raise CheckpointError(f"tensor {source.name!r} has values that are not finite (NaN or infinity)")
+            yield tensor.values(rows, config) if tensor.values else rows
+
+
+def _encode(tensor, encoding, rows):
+    try:
+        return encoding.encode(rows)
+    except EncodingError as error:
+        raise CheckpointError(f"tensor {tensor.pieces[0][0].name!r}: {error}") from error

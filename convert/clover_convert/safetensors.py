@@ -1,0 +1,133 @@
+"""A strict reader of safetensors files: every invariant of the header is checked before a tensor is read.
+
+The format (github.com/huggingface/safetensors): 8 bytes little-endian header length, a JSON header, then the tensors' bytes
+without holes or overlaps. Tensors are read by rows, so memory use does not depend on their size.
+"""
+
+import dataclasses
+import json
+import math
+import os
+
+import numpy as np
+
+from clover_cpp.errors import CheckpointError
+
+MAX_HEADER = 100_000_000
+
+ITEM_BYTES = {
+    "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
+    "U16": 2, "I16": 2, "F16": 2, "BF16": 2,
+    "U32": 4, "I32": 4, "F32": 4,
+    "U64": 8, "I64": 8, "F64": 8, "C64": 8,
+}  # fmt: skip
+
+READABLE = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
+
+
+@dataclasses.dataclass(frozen=True)
+class Tensor:
+    """One tensor of a file: its name, dtype (as the header spells it), shape and absolute byte offset."""
+
+    file: "SafetensorsFile"
+    name: str
+    dtype: str
+    shape: tuple
+    offset: int
+
+    @property
+    def row_length(self):
+        """Elements in a row: the last dimension; a vector counts as a column."""
+        return self.shape[-1] if len(self.shape) > 1 else 1
+
+    def rows(self, start, stop):
+        """Rows `start` to `stop` of the tensor seen as a matrix: float32 [stop - start, row_length]."""
+        kind = READABLE[self.dtype]
+        raw = np.empty((stop - start, self.row_length), kind)
+        self.file.read_into(self.offset + start * self.row_length * kind.itemsize, raw)
+        if self.dtype == "BF16":
+            return (raw.astype(np.uint32) << 16).view(np.float32)
+        return raw.astype(np.float32, copy=False)
+
+
+class SafetensorsFile:
+    """An open safetensors file; `tensors` maps names to :class:`Tensor`. Raises CheckpointError when it is not one."""
+
+    def __init__(self, path):
+        self.path = path
+        try:
+            self._file = open(path, "rb")  # noqa: SIM115
+        except OSError as error:
+            raise CheckpointError(f"{path}: {error.strerror}") from error
+        try:
+            self.tensors = self._read_header()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self):
+        """Close the file; its tensors cannot be read any more."""
+        self._file.close()
+
+    def read_into(self, offset, array):
+        """Fill an array with the bytes at an absolute offset."""
+        try:
+            self._file.seek(offset)
+            count = self._file.readinto(memoryview(array).cast("B")) if array.size else 0
+        except OSError as error:
+            raise CheckpointError(f"{self.path}: {error.strerror}") from error
+        if count != array.nbytes:
+            raise self._error("the file ended while it was read")
+
+    def _error(self, what):
+        return CheckpointError(f"{self.path}: {what}")
+
+    def _read_header(self):
+        size = os.fstat(self._file.fileno()).st_size
+        length = int.from_bytes(self._file.read(8), "little")
+        if size < 8 or length > size - 8:
+            raise self._error("not a safetensors file, or truncated inside the header")
+        if length > MAX_HEADER:
+            raise self._error(f"header of {length} bytes is larger than the format allows ({MAX_HEADER})")
+        try:
+            header = json.loads(self._file.read(length).decode("utf-8"), object_pairs_hook=self._unique)
+        except (ValueError, RecursionError) as error:
+            raise self._error(f"the header is not valid JSON ({error})") from error
+        if not isinstance(header, dict):
+            raise self._error("the header is not a JSON object")
+        header.pop("__metadata__", None)
+        start = 8 + length
+        spans = {name: self._span(name, entry) for name, entry in header.items()}
+        end = 0
+        for name in sorted(spans, key=lambda name: spans[name][2:]):
+            if spans[name][2] != end:
+                raise self._error(
+                    f"tensor {name!r} begins at byte {spans[name][2]} of the data, not at {end}: a hole or an overlap"
+                )
+            end = spans[name][3]
+        if start + end > size:
+            raise self._error(f"truncated: {size} bytes, but the header describes {start + end}")
+        if start + end < size:
+            raise self._error(f"{size - start - end} bytes follow the last tensor")
+        return {name: Tensor(self, name, dtype, shape, start + begin) for name, (dtype, shape, begin, _) in spans.items()}
+
+    def _unique(self, pairs):
+        result = dict(pairs)
+        if len(result) != len(pairs):
+            names = [name for name, _ in pairs]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise self._error(f"{twice!r} occurs twice in the header")
+        return result
+
+    def _span(self, name, entry):
+        try:
+            dtype, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
+        except (TypeError, KeyError, ValueError) as error:
+            raise self._error(f"tensor {name!r}: malformed header entry") from error
+        if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
+            raise self._error(f"tensor {name!r}: unknown dtype {dtype!r}")
+        if any(type(n) is not int or n < 0 for n in (*shape, begin, end)):
+            raise self._error(f"tensor {name!r}: shape and offsets must be whole numbers")
+        if end - begin != math.prod(shape) * ITEM_BYTES[dtype]:
+            raise self._error(f"tensor {name!r}: {end - begin} bytes do not hold a {dtype} tensor of shape {list(shape)}")
+        return dtype, shape, begin, end

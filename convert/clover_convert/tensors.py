@@ -1,0 +1,248 @@
+"""Which checkpoint tensor becomes which GGUF tensor, and how: the name table, and the plan made from it.
+
+Names, shapes and transforms of the backbone follow llama.cpp's `qwen35moe`; those of Clover's own tensors are this
+project's reading (see the README): a real checkpoint that differs is met by editing the tables here.
+"""
+
+import dataclasses
+import re
+from collections.abc import Callable
+
+import numpy as np
+
+from clover_convert.safetensors import READABLE
+from clover_cpp.errors import CheckpointError
+
+PREFIXES = ("model.language_model.", "language_model.model.", "language_model.", "model.")
+SKIPPED = re.compile(r"(model\.)?(visual|vision_tower|vision_model|mtp)\.|.*\.rotary_emb\.inv_freq$")
+
+
+def value_head_order(c):
+    """Value heads in llama.cpp's order: checkpoints pair value head h with key head h // r, llama.cpp with h % n_k."""
+    per_key = c.linear_num_value_heads // c.linear_num_key_heads
+    return [key * per_key + i for i in range(per_key) for key in range(c.linear_num_key_heads)]
+
+
+def head_ranges(c, size, first=0):
+    """Row ranges of the value heads, `size` rows each from row `first` on, in llama.cpp's order."""
+    return [(first + head * size, first + (head + 1) * size) for head in value_head_order(c)]
+
+
+# Row orders: config -> ranges of source rows, in the order in which they are written.
+def value_heads(c):
+    return head_ranges(c, 1)
+
+
+def value_rows(c):
+    return head_ranges(c, c.linear_value_head_dim)
+
+
+def qkv_rows(c):
+    return [(0, 2 * c.key_dim), *head_ranges(c, c.linear_value_head_dim, 2 * c.key_dim)]
+
+
+# Value transforms: (float32 rows, config) -> float32 rows.
+def plus_one(rows, c):
+    return rows + np.float32(1)
+
+
+def minus_exp(rows, c):
+    return -np.exp(rows)
+
+
+def value_columns(rows, c):
+    heads = rows.reshape(len(rows), c.linear_num_value_heads, c.linear_value_head_dim)
+    return heads[:, value_head_order(c)].reshape(len(rows), c.value_dim)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """One row of the table. Shapes are fields of `Config`, or numbers; `stored` is the GGUF's shape where it differs.
+
+    `f32`: never stored in a smaller type.
+    """
+
+    source: str
+    target: str
+    shape: tuple
+    f32: bool = False
+    rows: Callable | None = None
+    values: Callable | None = None
+    stored: tuple | None = None
+
+
+H, NV, E = "hidden_size", "linear_num_value_heads", "num_experts"
+FF, SHARED = "moe_intermediate_size", "shared_expert_intermediate_size"
+
+MODEL = [
+    Rule("embed_tokens.weight", "token_embd.weight", ("vocab_size", H)),
+    Rule("norm.weight", "output_norm.weight", (H,), f32=True, values=plus_one),
+]
+LM_HEAD = Rule("lm_head.weight", "output.weight", ("vocab_size", H))
+BLOCK_SIZE_HEAD = [
+    Rule("block_size_head.weight", "block_size_head.weight", ("block_size_count", H), f32=True),
+    Rule("block_size_head.bias", "block_size_head.bias", ("block_size_count",), f32=True),
+]
+
+# The rest is per layer: "layers.N." and "blk.N." go before the names.
+LAYER = [
+    Rule("input_layernorm.weight", "attn_norm.weight", (H,), f32=True, values=plus_one),
+    Rule("post_attention_layernorm.weight", "post_attention_norm.weight", (H,), f32=True, values=plus_one),
+    Rule("mlp.gate.weight", "ffn_gate_inp.weight", (E, H), f32=True),
+    Rule("mlp.shared_expert_gate.weight", "ffn_gate_inp_shexp.weight", (1, H), f32=True, stored=(H,)),
+    Rule("mlp.shared_expert.gate_proj.weight", "ffn_gate_shexp.weight", (SHARED, H)),
+    Rule("mlp.shared_expert.up_proj.weight", "ffn_up_shexp.weight", (SHARED, H)),
+    Rule("mlp.shared_expert.down_proj.weight", "ffn_down_shexp.weight", (H, SHARED)),
+]
+ATTENTION = {
+    "full_attention": [
+        Rule("self_attn.q_proj.weight", "attn_q.weight", ("query_gate_dim", H)),
+        Rule("self_attn.k_proj.weight", "attn_k.weight", ("kv_dim", H)),
+        Rule("self_attn.v_proj.weight", "attn_v.weight", ("kv_dim", H)),
+        Rule("self_attn.o_proj.weight", "attn_output.weight", (H, "attention_dim")),
+        Rule("self_attn.q_norm.weight", "attn_q_norm.weight", ("head_dim",), f32=True, values=plus_one),
+        Rule("self_attn.k_norm.weight", "attn_k_norm.weight", ("head_dim",), f32=True, values=plus_one),
+    ],
+    "linear_attention": [
+        Rule("linear_attn.in_proj_qkv.weight", "attn_qkv.weight", ("conv_channels", H), rows=qkv_rows),
+        Rule("linear_attn.in_proj_z.weight", "attn_gate.weight", ("value_dim", H), rows=value_rows),
+        Rule("linear_attn.in_proj_a.weight", "ssm_alpha.weight", (NV, H), f32=True, rows=value_heads),
+        Rule("linear_attn.in_proj_b.weight", "ssm_beta.weight", (NV, H), f32=True, rows=value_heads),
+        Rule("linear_attn.A_log", "ssm_a", (NV,), f32=True, rows=value_heads, values=minus_exp),
+        Rule("linear_attn.dt_bias", "ssm_dt.bias", (NV,), f32=True, rows=value_heads),
+        Rule(
+            "linear_attn.conv1d.weight", "ssm_conv1d.weight", ("conv_channels", 1, "linear_conv_kernel_dim"),
+            f32=True, rows=qkv_rows, stored=("conv_channels", "linear_conv_kernel_dim"),
+        ),
+        Rule("linear_attn.norm.weight", "ssm_norm.weight", ("linear_value_head_dim",), f32=True),
+        Rule("linear_attn.out_proj.weight", "ssm_out.weight", (H, "value_dim"), values=value_columns),
+    ],
+}  # fmt: skip
+CLOVER = [
+    Rule("linear_attn.mem_gate.weight", "ssm_mem_gate.weight", (NV, H), f32=True, rows=value_heads),
+    Rule("linear_attn.mem_gate.bias", "ssm_mem_gate.bias", (NV,), f32=True, rows=value_heads),
+    Rule("linear_attn.block_scale", "ssm_block_scale", (NV,), f32=True, rows=value_heads),
+]
+# GGUF name, shape of one expert's matrix, and the two ways in which checkpoints have it: the name of the matrix in each
+# expert, or as a part (number, of how many) of the rows of a tensor fused over all experts.
+EXPERTS = [
+    ("ffn_gate_exps.weight", (FF, H), "gate_proj", ("gate_up_proj", 0, 2)),
+    ("ffn_up_exps.weight", (FF, H), "up_proj", ("gate_up_proj", 1, 2)),
+    ("ffn_down_exps.weight", (H, FF), "down_proj", ("down_proj", 0, 1)),
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class Output:
+    """A tensor to write: its pieces are ranges of source rows (tensor, start, stop), joined in order."""
+
+    name: str
+    shape: tuple
+    pieces: list
+    f32: bool = False
+    values: Callable | None = None
+
+
+def plan(tensors, config):
+    """The list of :class:`Output` for a checkpoint, in file order.
+
+    `tensors` maps checkpoint names to `safetensors.Tensor`. Raises CheckpointError for tensors that are missing, of the wrong
+    shape or dtype, stored twice, or unknown.
+    """
+    return _Plan(tensors, config).outputs()
+
+
+class _Plan:
+    """Takes the checkpoint's tensors one by one; what is left at the end is unknown."""
+
+    def __init__(self, tensors, config):
+        self.config = config
+        self.left = {}
+        self.taken = {}
+        self.missing = []
+        self.prefix = "model."
+        for name, tensor in tensors.items():
+            if SKIPPED.match(name):
+                continue
+            prefix = next((prefix for prefix in PREFIXES if name.startswith(prefix)), "")
+            short = name[len(prefix) :]
+            if short in self.left:
+                raise CheckpointError(f"tensors {self.left[short].name!r} and {name!r} are the same tensor under two names")
+            self.left[short] = tensor
+            if short.startswith("layers."):
+                self.prefix = prefix
+
+    def outputs(self):
+        c = self.config
+        self.check_layer_count()
+        out = self.rules(MODEL)
+        if not c.tie_word_embeddings or LM_HEAD.source in self.left:
+            out += self.rules([LM_HEAD])
+        if c.block and any(rule.source in self.left for rule in BLOCK_SIZE_HEAD):
+            out += self.rules(BLOCK_SIZE_HEAD)
+        for layer, kind in enumerate(c.layer_types):
+            extra = CLOVER if c.block and kind == "linear_attention" else []
+            out += self.rules(LAYER + ATTENTION[kind] + extra, f"layers.{layer}.", f"blk.{layer}.")
+            out += self.experts(f"layers.{layer}.mlp.experts.", f"blk.{layer}.")
+        if self.missing:
+            raise CheckpointError(f"missing from the checkpoint: {_names(self.missing)}")
+        if self.left:
+            raise CheckpointError(f"unknown in a checkpoint of this kind: {_names([t.name for t in self.left.values()])}")
+        return out
+
+    def check_layer_count(self):
+        layers = {int(match[1]) for match in (re.match(r"layers\.(\d+)\.", name) for name in self.left) if match}
+        declared = self.config.num_hidden_layers
+        for layer in range(max(declared, max(layers, default=0) + 1)):
+            if layer >= declared or layer not in layers:
+                stored = "not stored" if layer < declared else "stored"
+                raise CheckpointError(f"layer {layer} is {stored}, but config.json has num_hidden_layers {declared}")
+
+    def rules(self, rules, source_prefix="", target_prefix=""):
+        outputs = []
+        for rule in rules:
+            shape = self.dims(rule.shape)
+            tensor = self.take(source_prefix + rule.source, shape)
+            if tensor is not None:
+                ranges = rule.rows(self.config) if rule.rows else [(0, shape[0])]
+                pieces = [(tensor, start, stop) for start, stop in ranges]
+                stored = self.dims(rule.stored) if rule.stored else shape
+                outputs.append(Output(target_prefix + rule.target, stored, pieces, rule.f32, rule.values))
+        return outputs
+
+    def experts(self, source_prefix, target_prefix):
+        """The stacked tensors of one layer's experts, from tensors of one expert each or from fused ones."""
+        count = self.config.num_experts
+        outputs = []
+        for target, dims, single, (fused, part, parts) in EXPERTS:
+            rows, columns = self.dims(dims)
+            if source_prefix + fused in self.left or source_prefix + fused in self.taken:
+                tensor = self.take(source_prefix + fused, (count, parts * rows, columns))
+                starts = [(expert * parts + part) * rows for expert in range(count)]
+                pieces = [(tensor, start, start + rows) for start in starts]
+            else:
+                names = [f"{source_prefix}{expert}.{single}.weight" for expert in range(count)]
+                pieces = [(self.take(name, (rows, columns)), 0, rows) for name in names]
+            outputs.append(Output(target_prefix + target, (count, rows, columns), pieces))
+        return outputs
+
+    def take(self, short, shape):
+        """The tensor of a name without its prefix, or None where it is missing (all missing ones are reported together)."""
+        tensor = self.left.pop(short, None) or self.taken.get(short)
+        if tensor is None:
+            self.missing.append(short if short == LM_HEAD.source else self.prefix + short)
+            return None
+        self.taken[short] = tensor
+        if tensor.shape != shape:
+            raise CheckpointError(f"tensor {tensor.name!r} has shape {list(tensor.shape)}, config.json asks for {list(shape)}")
+        if tensor.dtype not in READABLE:
+            raise CheckpointError(f"tensor {tensor.name!r} is {tensor.dtype}; only {', '.join(READABLE)} can be converted yet")
+        return tensor
+
+    def dims(self, shape):
+        return tuple(n if isinstance(n, int) else getattr(self.config, n) for n in shape)
+
+
+def _names(names, most=5):
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
