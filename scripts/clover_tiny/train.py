@@ -23,7 +23,7 @@ from .muon import Muon
 from .tokenizer import Renderer
 
 CHECKPOINT = pathlib.Path(__file__).parents[2] / "models" / "clover-tiny"
-MICRO_BATCHES = 6
+MICRO_BATCHES = 6  # of one step, over all processes
 MUON_LR, ADAM_LR = 0.01, 0.002
 BALANCE = 0.01
 
@@ -128,6 +128,7 @@ def train(run, steps, causal_steps, report, fresh):
     """Train in `run` until `steps`; goes on from the run's state.pt unless `fresh`."""
     world = int(os.environ.get("WORLD_SIZE", 1))
     index = int(os.environ.get("RANK", 0))
+    own_batches = MICRO_BATCHES // world
     if world > 1:
         dist.init_process_group("gloo")
     torch.set_num_threads(1)
@@ -149,10 +150,10 @@ def train(run, steps, causal_steps, report, fresh):
     sums, since, sequences = torch.zeros(4), time.time(), 0
     while step < steps:
         with_blocks = step >= causal_steps
-        for _ in range(MICRO_BATCHES):
+        for _ in range(own_batches):
             batch = next(source)
             total, *parts = losses(model, batch, with_blocks, compiled)
-            (total / MICRO_BATCHES / world).backward()
+            (total / own_batches / world).backward()
             sums += torch.tensor([float(p) for p in parts])
             sequences += len(batch.answers)
         if world > 1:
@@ -172,7 +173,7 @@ def train(run, steps, causal_steps, report, fresh):
             optimiser.zero_grad()
         step += 1
         if step % report == 0 and index == 0:
-            means = (sums / report / MICRO_BATCHES).tolist()
+            means = (sums / report / own_batches).tolist()
             row = dict(zip(("causal", "block", "causal_accuracy", "block_accuracy"), means, strict=True))
             row |= {"step": step, "rate": factor, "sequences_per_second": sequences * world / (time.time() - since)}
             if step % (report * 4) == 0:
