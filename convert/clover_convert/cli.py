@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from clover_convert.convert import convert
+from clover_convert.conversion import convert
 from clover_convert.encodings import ENCODINGS
 from clover_cpp.errors import CloverError
 
