@@ -3,16 +3,17 @@
 import random
 import unicodedata
 
-import models
+import model_files
 import pytest
 import torch
+from tokenizers import Tokenizer
+
 from clover_cpp import Clover, Step
 from clover_tiny import tasks
 from clover_tiny.decode import block_decode, causal_decode
 from clover_tiny.model import CloverModel
 from clover_tiny.tokenizer import Renderer
 from conftest import BUNDLED
-from tokenizers import Tokenizer
 
 pytestmark = pytest.mark.usefixtures("library")
 
@@ -67,14 +68,14 @@ def random_prompts(n, seed, longest=80):
 @pytest.mark.parametrize("shift_logits", [True, False])
 @pytest.mark.parametrize("block_size", [1, 5, 32])
 def test_same_steps_as_reference_with_random_weights(shift_logits, block_size):
-    path, model = models.clover(shift_logits, sharp=True)
+    path, model = model_files.clover(shift_logits, sharp=True)
     with Clover(path, **EXACT) as clover:
         compare(clover, model, random_prompts(4, seed=3), 0.9, max_tokens=70, aside=1, block_size=block_size)
 
 
 @pytest.mark.parametrize("shift_logits", [True, False])
 def test_same_tokens_as_reference_autoregressively(shift_logits):
-    path, model = models.clover(shift_logits)
+    path, model = model_files.clover(shift_logits)
     with Clover(path, **EXACT) as clover, torch.no_grad():
         for prompt in random_prompts(4, seed=4):
             expected = causal_decode(model, prompt, max_tokens=40)
@@ -97,7 +98,7 @@ def test_bundled_model_takes_the_reference_steps_on_50_held_out_prompts(bundled_
 
 
 def test_second_identical_prompt_gives_the_same_answer():
-    path, _ = models.clover(sharp=True)
+    path, _ = model_files.clover(sharp=True)
     with Clover(path, **EXACT) as clover:
         prompt, other = random_prompts(2, seed=5)
         first = engine_steps(clover, prompt, max_tokens=50)
@@ -107,7 +108,7 @@ def test_second_identical_prompt_gives_the_same_answer():
 
 
 def test_continuing_evaluates_only_what_is_new_and_changes_nothing():
-    path, _ = models.clover(sharp=True)
+    path, _ = model_files.clover(sharp=True)
     with Clover(path, **EXACT) as clover:
         (prompt,) = random_prompts(1, seed=6)
         "".join(clover.generate(prompt, max_tokens=40))
@@ -123,7 +124,7 @@ def test_continuing_evaluates_only_what_is_new_and_changes_nothing():
 
 @pytest.mark.parametrize("n_batch", [1, 7, 512])
 def test_prompt_chunks_change_nothing(n_batch):
-    path, model = models.clover(sharp=True)
+    path, model = model_files.clover(sharp=True)
     (prompt,) = random_prompts(1, seed=7)
     with Clover(path, **{**EXACT, "n_batch": n_batch}) as clover, torch.no_grad():
         assert engine_steps(clover, prompt, max_tokens=20, threshold=0.9) == reference_steps(
@@ -134,7 +135,7 @@ def test_prompt_chunks_change_nothing(n_batch):
 
 @pytest.mark.parametrize("mode", ["block", "ar"])
 def test_sampling_follows_the_seed(mode):
-    path, _ = models.clover()
+    path, _ = model_files.clover()
     with Clover(path, **EXACT) as clover:
         (prompt,) = random_prompts(1, seed=8)
         answers = [engine_steps(clover, prompt, mode=mode, max_tokens=40, temperature=1.0, seed=s) for s in (1, 1, 2, 2**64 - 1)]
@@ -143,7 +144,7 @@ def test_sampling_follows_the_seed(mode):
 
 
 def test_first_sampled_token_has_the_distribution_of_the_reference():
-    path, model = models.clover()
+    path, model = model_files.clover()
     (prompt,) = random_prompts(1, seed=9)
     with Clover(path, **EXACT) as clover, torch.no_grad():
         n, top_k, temperature = 400, 5, 0.7
@@ -163,7 +164,7 @@ def test_first_sampled_token_has_the_distribution_of_the_reference():
 
 @pytest.mark.parametrize("mode", ["block", "ar"])
 def test_forbidden_tokens_never_come(mode):
-    path, model = models.clover()
+    path, model = model_files.clover()
     with Clover(path, **EXACT) as clover:
         (prompt,) = random_prompts(1, seed=10)
         tokens, _, _ = engine_steps(clover, prompt, mode=mode, max_tokens=400, temperature=100.0, threshold=0.0)
@@ -180,14 +181,16 @@ def random_text(rng):
         lambda: chr(rng.randrange(0x1F300, 0x1FA00)),
         lambda: unicodedata.normalize("NFD", rng.choice("éüñÅệ각힣ǭẛ̣ﬁ①Ω")),
         lambda: chr(rng.choice([0x300, 0x301, 0x323, 0x327, 0x345, 0x93C, 0x5B0, 0x1100, 0x1161, 0x11A8])),
-        lambda: rng.choice(["\n", "\r\n", "  ", "\t", "   x", "'s", "'LL", "12345", "<think>", "</tool_call>", "<|im_end|>", "<|im"]),
+        lambda: rng.choice(
+            ["\n", "\r\n", "  ", "\t", "   x", "'s", "'LL", "12345", "<think>", "</tool_call>", "<|im_end|>", "<|im"]
+        ),
         lambda: rng.choice(["hello", "Zone", "NOTAM", " world", '{"a": 1}']),
     ]
     return "".join(rng.choice(pieces)() for _ in range(rng.randint(0, 30)))
 
 
 def test_tokenizer_equals_the_checkpoints_own():
-    path, _ = models.clover()
+    path, _ = model_files.clover()
     own = Tokenizer.from_file(str(BUNDLED / "tokenizer.json"))
     rng = random.Random(11)
     with Clover(path, n_ctx=256, n_threads=1) as clover:

@@ -179,8 +179,8 @@ void read_tokens(Reader & in, uint64_t n, Metadata & meta) {
     std::unordered_set<std::string> seen;
     for (uint64_t i = 0; i < n; i++) {
         std::string token = in.string();
-        if (token.empty()) {
-            in.fail("damaged: token " + std::to_string(i) + " is empty");
+        if (token.empty() || token.find('\0') != std::string::npos) {
+            in.fail("damaged: token " + std::to_string(i) + (token.empty() ? " is empty" : " holds a zero byte"));
         }
         if (!seen.insert(token).second) {
             in.fail("damaged: token " + std::to_string(i) + " ('" + token + "') is there twice");
@@ -270,13 +270,39 @@ void check_numbers(const Reader & in, const Metadata & meta, const std::string &
             }
         }
     }
-    const auto first = [&](const char * key) { return meta.integers.at(architecture + "." + key).at(0); };
-    if (first("expert_used_count") > first("expert_count")) {
-        in.fail("more experts used than there are");
-    }
-    const auto nextn = meta.integers.find(architecture + ".nextn_predict_layers");
-    if (nextn != meta.integers.end() && nextn->second.at(0) >= first("block_count")) {
-        in.fail("more prediction layers than layers");
+}
+
+// Relations between numbers that llama.cpp's graph divides by or asserts.
+void check_relations(const Reader & in, const Metadata & meta, const std::string & architecture) {
+    const auto find = [&](const std::string & key, uint64_t fallback) {
+        const auto found = meta.integers.find(architecture + "." + key);
+        return found == meta.integers.end() ? fallback : found->second.at(0);
+    };
+    const auto need = [&](bool ok, const char * rule) {
+        if (!ok) {
+            in.fail("the metadata of " + architecture + " contradict each other: " + rule);
+        }
+    };
+    const uint64_t heads       = find("attention.head_count", 1);
+    const uint64_t value_heads = find("ssm.time_step_rank", 1);
+    const uint64_t head_size   = find("attention.key_length", find("embedding_length", 0) / heads);
+    const uint64_t rotated     = find("rope.dimension_count", head_size);
+    need(find("expert_used_count", 0) <= find("expert_count", 0), "more experts are used than there are");
+    need(find("nextn_predict_layers", 0) < find("block_count", 0), "there are more prediction layers than layers");
+    need(heads % find("attention.head_count_kv", heads) == 0, "attention heads do not divide into key heads");
+    need(value_heads % find("ssm.group_count", 1) == 0, "linear attention's value heads do not divide into key heads");
+    need(find("ssm.inner_size", 0) == value_heads * find("ssm.state_size", 0),
+         "linear attention's inner size is not its value heads times its state size");
+    need(rotated <= head_size && rotated % 2 == 0, "the rotated dimensions are odd, or more than a head has");
+
+    const auto sections = meta.integers.find(architecture + ".rope.dimension_sections");
+    if (sections != meta.integers.end()) {
+        uint64_t sum = 0;
+        for (const uint64_t section : sections->second) {
+            need(section <= rotated, "a rope section is longer than the rotated dimensions");
+            sum += section;
+        }
+        need(sum > 0 && sum <= rotated, "the rope sections do not fit the rotated dimensions");
     }
 }
 
@@ -384,6 +410,7 @@ std::string check_gguf(const std::string & path) {
         in.fail("architecture '" + architecture->second + "' is not supported (needed: clover or qwen35moe)");
     }
     check_numbers(in, meta, architecture->second);
+    check_relations(in, meta, architecture->second);
     check_vocabulary(in, meta);
     uint64_t   alignment = GGUF_DEFAULT_ALIGNMENT;
     const auto given     = meta.integers.find(GGUF_KEY_GENERAL_ALIGNMENT);
