@@ -10,7 +10,7 @@ import click
 from .engine import Clover
 from .errors import CloverError
 from .live import show
-from .native import FLASH_ATTN, KV_TYPES, MODES
+from .native import FLASH_ATTN, KV_TYPES, MODES, library
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells count it
 
@@ -44,8 +44,14 @@ class Commands(click.Group):
         sys.exit(code)
 
 
+def _version(context, _, wanted):
+    if wanted and not context.resilient_parsing:
+        click.echo(library().clover_version().decode())
+        context.exit()
+
+
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="clover-cpp", message="%(version)s")
+@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show the version and exit.")
 def main():
     """Run Clover models: block diffusion, and autoregressive decoding of the same weights.
 

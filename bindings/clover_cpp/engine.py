@@ -41,14 +41,15 @@ class Generation:
 
     def __init__(self, clover, params, events):
         self._clover = clover
+        self._turn = clover._turn  # only the newest answer may step
         self._events = events
         self._queue = []
         self._error = None
         self._done = False
         params.on_step = native.StepCallback(self._on_step) if events else native.StepCallback()
         params.on_text = native.TextCallback(self._on_text)
-        self._params = params  # the library calls into it
         native.check(clover._lib.clover_session_begin(clover._session, params))
+        self._params = params  # the library calls into it
 
     def _on_step(self, step, _):
         return self._keep(self._read_step, step.contents)
@@ -82,7 +83,7 @@ class Generation:
         return event if self._events else event.text
 
     def _step(self):
-        if self._clover._generation is not self:
+        if self._clover._turn != self._turn:
             self._done = True
             raise ArgumentError("this answer was dropped: a newer one was begun, or the model was closed")
         done = c.c_bool(True)
@@ -101,7 +102,7 @@ class Generation:
 
     def close(self):
         """Cancel the answer if it is not finished."""
-        if not self._done and self._clover._generation is self:
+        if not self._done and self._clover._turn == self._turn:
             self._clover._lib.clover_session_cancel(self._clover._session)
             self._step()
         self._done = True
@@ -128,7 +129,7 @@ class Clover:
     """
 
     def __init__(self, path, n_ctx=4096, n_threads=0, kv_type="f16", flash_attn="auto", n_batch=512, n_gpu_layers=-1):
-        self._model, self._session, self._generation = c.c_void_p(), c.c_void_p(), None
+        self._model, self._session, self._turn = c.c_void_p(), c.c_void_p(), 0
         self._lib = native.library()
         model = native.defaults(native.ModelParams, "clover_model_default_params")
         model.n_gpu_layers = _integer("n_gpu_layers", n_gpu_layers)
@@ -147,7 +148,7 @@ class Clover:
 
     def close(self):
         """Free the model; further use raises ArgumentError."""
-        self._generation = None
+        self._turn += 1
         self._lib.clover_session_free(self._session)
         self._lib.clover_model_free(self._model)
         self._model, self._session = c.c_void_p(), c.c_void_p()
@@ -239,7 +240,7 @@ class Clover:
 
     def clear(self):
         """Forget the conversation."""
-        self._generation = None
+        self._turn += 1
         native.check(self._open().clover_session_clear(self._session))
 
     def _feed(self, tokens):
@@ -299,8 +300,6 @@ class Clover:
         params.special = special
         params.stop, params.n_stop = _stop_strings(stop)
         tokens = self._prompt_tokens(prompt, tools, enable_thinking)
-        self._generation = None
+        self._turn += 1
         self._feed(tokens)
-        generation = Generation(self, params, events)
-        self._generation = generation
-        return generation
+        return Generation(self, params, events)

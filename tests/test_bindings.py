@@ -1,0 +1,303 @@
+"""The Python API and the command `clover`, on a random tiny model."""
+
+import gc
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+
+import jinja2
+import model_files
+import pytest
+
+import clover_cpp
+from clover_cpp import Clover, Step, Text
+from clover_cpp.template import render
+from clover_tiny import tasks
+from clover_tiny.tokenizer import Renderer
+from conftest import BUNDLED, ROOT
+
+pytestmark = pytest.mark.usefixtures("library")
+
+
+@pytest.fixture(scope="module")
+def clover():
+    with Clover(model_files.clover(sharp=True)[0], n_ctx=512, n_threads=1) as made:
+        yield made
+
+
+def test_pieces_make_the_answer(clover):
+    clover.clear()
+    answer = clover.generate("Hello", max_tokens=50)
+    text = "".join(answer)
+    assert text and answer.stats.finish == "length" and answer.stats.tokens == 50
+    assert clover.detokenize(clover.tokens[len(clover.tokenize("Hello")) :]).startswith(text[:-1])
+    assert answer.stats.tokens_per_step == pytest.approx(50 / answer.stats.block_passes)
+    assert clover.stats == answer.stats
+
+
+def test_events_tell_every_position_once(clover):
+    clover.clear()
+    events = list(clover.generate("Hello", max_tokens=70, events=True))
+    fixed = {}
+    for event in events:
+        if isinstance(event, Step):
+            assert event.block_size == min(32, 70 - event.start) and all(0 <= c <= 1 for c in event.confidences)
+            for position, token in zip(event.positions, event.tokens, strict=True):
+                assert fixed.setdefault(event.start + position, token) == token
+    assert sorted(fixed) == list(range(70))
+    assert [fixed[i] for i in range(70)] == clover.tokens[-70:]
+    clover.clear()
+    assert "".join(e.text for e in events if isinstance(e, Text)) == "".join(clover.generate("Hello", max_tokens=70))
+
+
+def test_leaving_the_loop_cancels(clover):
+    clover.clear()
+    for _ in clover.generate("Hello", max_tokens=300):
+        break
+    gc.collect()
+    assert clover.stats.finish == "cancelled" and clover.stats.tokens < 300
+    with clover.generate("Hello", max_tokens=300) as answer:
+        next(answer)
+    assert answer.stats.finish == "cancelled"
+    assert list(answer) == []
+
+
+def test_a_newer_answer_drops_the_older(clover):
+    older = clover.generate("Hello", max_tokens=100)
+    next(older)
+    newer = clover.generate("World", max_tokens=10)
+    with pytest.raises(clover_cpp.ArgumentError, match="newer"):
+        list(older)
+    older.close()
+    "".join(newer)
+    assert newer.stats.finish == "length"
+
+
+def test_error_in_a_callback_comes_out(clover, monkeypatch):
+    answer = clover.generate("Hello", max_tokens=100, events=True)
+    monkeypatch.setattr(answer, "_read_step", lambda step: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        list(answer)
+    assert clover.stats.finish == "cancelled"
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"mode": "fast"},
+        {"max_tokens": -1},
+        {"max_tokens": 2**32},
+        {"window": 0},
+        {"window": 1000},
+        {"threshold": 2},
+        {"temperature": -1},
+        {"seed": -1},
+        {"stop": ["a\0b"]},
+        {"stop": [""]},
+    ],
+)
+def test_arguments_out_of_range(clover, values):
+    with pytest.raises(clover_cpp.ArgumentError, match=next(iter(values))):
+        clover.generate("Hello", **values)
+    with pytest.raises(ValueError):
+        clover.generate("Hello", **values)
+
+
+def test_errors_have_their_classes(clover, tmp_path):
+    with pytest.raises(clover_cpp.ContextFullError, match="512"):
+        clover.generate([1] * 513)
+    with pytest.raises(clover_cpp.ArgumentError, match="feed"):
+        clover.generate("")
+    with pytest.raises(clover_cpp.ArgumentError, match="5000"):
+        clover.generate([5000])
+    with pytest.raises(clover_cpp.ModelFileError, match="none.gguf"):
+        Clover(tmp_path / "none.gguf")
+    with pytest.raises(clover_cpp.ArgumentError, match="f16, f32, q8_0"):
+        Clover(model_files.clover()[0], kv_type="f8")
+    with Clover(model_files.qwen(), n_ctx=64, n_threads=1) as qwen:
+        with pytest.raises(clover_cpp.UnsupportedError, match="autoregressive"):
+            qwen.generate("Hello")
+        assert "".join(qwen.generate("Hello", mode="ar", max_tokens=9)) and qwen.stats.tokens == 9
+    with pytest.raises(clover_cpp.ArgumentError, match="closed"):
+        qwen.generate("Hello")
+    for error in vars(clover_cpp).values():
+        if isinstance(error, type) and issubclass(error, Exception):
+            assert issubclass(error, clover_cpp.CloverError)
+
+
+def test_missing_library_is_named(tmp_path):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "bindings"), "CLOVER_LIB_PATH": str(tmp_path)}
+    code = "import clover_cpp; clover_cpp.Clover('x')"
+    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert f"ResourceError: libclover.so is not in {tmp_path}" in result.stderr
+
+
+# ---- chat templates
+
+
+def test_prompts_equal_the_checkpoints_own(clover):
+    renderer = Renderer(BUNDLED)
+    for task in ("notices", "tools", "web", "chat"):
+        for example in tasks.held_out(task, 5):
+            text = clover.render(example.messages, example.tools, example.thinking)
+            assert text == renderer.prompt_text(example)
+            assert clover.tokenize(text) == renderer.prompt(example)
+
+
+def test_template_matches_transformers():
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(BUNDLED)
+    source = (BUNDLED / "chat_template.jinja").read_text()
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Grüße <b>&\n"}]
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"properties": {"ä": {"type": "string"}}}}}]
+    for thinking in (False, True):
+        expected = tokenizer.apply_chat_template(
+            messages, tools=tools, tokenize=False, add_generation_prompt=True, enable_thinking=thinking
+        )
+        assert render(source, messages, tools, enable_thinking=thinking) == expected
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ messages.append(1) }}",
+        "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
+        "{{ ('%s'|attr('format'))|attr('__globals__') }}{{ x.y }}",
+        "{% include '/etc/passwd' %}",
+        "{{ range(10**9)|list }}",
+        "{% if %}",
+        "{{ raise_exception('no') }}",
+        "{{ 1 / 0 }}",
+        "{{ none.strip() }}",
+    ],
+)
+def test_hostile_or_broken_templates(source):
+    with pytest.raises(clover_cpp.TemplateError):
+        render(source, [{"role": "user", "content": "x"}])
+
+
+def test_jinja_has_the_sandbox_fixes():
+    assert tuple(map(int, jinja2.__version__.split(".")[:3])) >= (3, 1, 6)
+
+
+# ---- the command
+
+
+def command(*arguments, **options):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "bindings")}
+    line = [sys.executable, "-m", "clover_cpp", *map(str, arguments)]
+    return subprocess.run(line, env=environment, capture_output=True, **options)
+
+
+def test_generate_streams_the_answer_and_counts_on_stderr(clover):
+    path = model_files.clover(sharp=True)[0]
+    clover.clear()
+    expected = "".join(clover.generate("Hello", max_tokens=40))
+    options = ("--max-tokens", 40, "--threads", 1, "--raw")
+    result = command("generate", path, "Hello", *options)
+    assert result.returncode == 0 and result.stdout.decode() == expected + "\n"
+    assert re.match(rb"40 tokens in .* block \+ 1 commit passes.*length\)\n$", result.stderr)
+    result = command("generate", path, "-", *options, "--json", input=b"Hello")
+    assert result.stderr == b""
+    answer = json.loads(result.stdout)
+    assert (answer["text"], answer["finish"], answer["tokens"]) == (expected, "length", 40)
+
+
+def test_generate_uses_the_chat_template(clover, tmp_path):
+    clover.clear()
+    expected = "".join(clover.generate([{"role": "user", "content": "Grüße"}], max_tokens=20, mode="ar"))
+    (tmp_path / "prompt").write_text("Grüße")
+    path = model_files.clover(sharp=True)[0]
+    result = command("generate", path, "--file", tmp_path / "prompt", "--max-tokens", 20, "--mode", "ar", "--threads", 1, "-q")
+    assert (result.returncode, result.stdout.decode(), result.stderr) == (0, expected + "\n", b"")
+
+
+def test_an_autoregressive_model_needs_no_option():
+    result = command("generate", model_files.qwen(), "Hello", "--max-tokens", 3, "--threads", 1, "--json")
+    assert json.loads(result.stdout)["causal_passes"] == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["generate", "none.gguf", "x"], 1, "none.gguf"),
+        (["info", "none.gguf"], 1, "none.gguf"),
+        (["generate", "MODEL"], 2, "prompt"),
+        (["generate", "MODEL", "x", "--file", "none"], 2, "none"),
+        (["generate", "MODEL", "x", "--top-p", "0"], 1, "top_p"),
+        (["generate", "MODEL", "x", "--raw", "--thinking"], 2, "--raw"),
+        (["generate", "MODEL", "x" * 9000], 1, "4096"),
+        (["generate", "MODEL", "--file", "MODEL"], 1, "UTF-8"),
+        (["generate", "MODEL", "x", "--tools", "MODEL"], 1, "JSON"),
+        (["nonsense"], 2, "nonsense"),
+    ],
+)
+def test_errors_are_one_line(arguments, code, message):
+    path = model_files.clover()[0]
+    result = command(*[path if word == "MODEL" else word for word in arguments])
+    lines = result.stderr.decode().splitlines()
+    assert (result.returncode, result.stdout, len(lines)) == (code, b"", 1), result.stderr
+    assert lines[0].startswith("clover: error: ") and message in lines[0]
+
+
+def start(*arguments, **options):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "bindings"), "TERM": "xterm", "COLUMNS": "100", "LINES": "30"}
+    return subprocess.Popen([sys.executable, "-m", "clover_cpp", *map(str, arguments)], env=environment, **options)
+
+
+LONG = ("--raw", "--n-ctx", 4096, "--threads", 1, "--temperature", 3)
+
+
+def test_closed_pipe_is_no_traceback():
+    process = start("generate", model_files.clover()[0], "x", *LONG, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.read(1)
+    process.stdout.close()
+    message = process.stderr.read()
+    assert process.wait() == 1 and b"Traceback" not in message and b"cancelled" in message
+
+
+def test_interrupt_ends_the_answer():
+    process = start("generate", model_files.clover()[0], "x", *LONG, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.read(1)
+    process.send_signal(signal.SIGINT)
+    _, message = process.communicate()
+    assert process.returncode == 130 and b"Traceback" not in message and b"cancelled" in message
+
+
+def test_live_view_on_a_terminal(clover):
+    """Masked positions show as blocks first; the text that stays is the answer; no control character gets through."""
+    clover.clear()
+    expected = "".join(clover.generate("Hello", max_tokens=40))
+    main, side = pty.openpty()
+    arguments = ("generate", model_files.clover(sharp=True)[0], "Hello", "--max-tokens", 40, "--threads", 1, "--raw", "-q")
+    process = start(*arguments, stdout=side, stderr=side)
+    os.close(side)
+    output = b""
+    while select.select([main], [], [], 60)[0]:
+        try:
+            output += os.read(main, 65536)
+        except OSError:  # the other side is closed
+            break
+    assert process.wait() == 0
+    assert "░" in output.decode("utf-8", "replace")
+    final = re.sub(rb"\x1b\[[0-9;?]*[a-zA-Z]", b"", output.rsplit(b"\x1b[2K", 1)[-1]).decode()
+
+    def visible(text):
+        return "".join(char for char in text if char.isalnum())
+
+    assert visible(expected).endswith(visible(final)) and visible(final)
+
+
+def test_info():
+    result = command("info", model_files.clover()[0], "--json")
+    facts = json.loads(result.stdout)
+    assert facts["architecture"] == "clover" and facts["block_size"] == 32 and facts["threshold"] == 0.95
+    assert b"block_size     32" in command("info", model_files.clover()[0]).stdout
+    assert command("--version").stdout == b"0.1.0\n"
