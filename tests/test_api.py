@@ -425,6 +425,26 @@ def test_other_architecture(tmp_path):
     assert status == FILE and "flower" in message
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (b"blk.0.ssm_mem_gate.weight", b"blk.0.ssm_mem_gate.weighx", "ssm_mem_gate"),
+        (b"blk.3.attn_k.weight", b"blk.3.attn_x.weight", "attn_k"),
+        (b"clover.block.size\x04", b"clover.block.sizx\x04", "clover.block.size"),
+        (b"diffusion.shift_logits", b"diffusion.shift_logitx", "diffusion.shift_logits"),
+        (b"tokenizer.ggml.mask_token_id", b"tokenizer.ggml.mask_token_ix", "mask token"),
+        (b"tokenizer.ggml.tokens", b"tokenizer.ggml.tokenx", "vocabulary"),
+        (b"clover.rope.dimension_count\x04\0\0\0\x10", b"clover.rope.dimension_count\x04\0\0\0\x40", "rotated"),
+        (b"clover.ssm.inner_size\x04\0\0\0\xc0", b"clover.ssm.inner_size\x04\0\0\0\xc1", "inner size"),
+        (b"normalizer\x08\0\0\0\x03\0\0\0\0\0\0\0nfc", b"normalizer\x08\0\0\0\x03\0\0\0\0\0\0\0nfd", "nfd"),
+    ],
+)
+def test_incomplete_or_contradicting_file(tmp_path, old, new, message):
+    path = model_files.clover()[0]
+    status, found = load(replaced(path, tmp_path, old, new))
+    assert status == FILE and message in found, found
+
+
 def test_truncated_anywhere(tmp_path):
     path, _ = model_files.clover()
     data = path.read_bytes()
