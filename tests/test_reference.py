@@ -59,20 +59,22 @@ def test_chunked_rule_equals_recurrence():
 
 @pytest.mark.parametrize("prompt", [1, 2, 5, 70])
 def test_training_pass_equals_cached_passes(model, prompt):
-    """Random block starts, with left padding, against one cached block pass per block."""
+    """Two noisy copies with different block starts, with left padding, against one cached block pass per block."""
     torch.manual_seed(prompt)
-    P, M = 75, 40
+    P, M, copies = 75, 40, 2
     sequence = torch.randint(0, 200, (prompt + M,))
     clean = torch.cat([torch.zeros(P - prompt, dtype=torch.int64), sequence])
     real = torch.arange(P + M) >= P - prompt
-    noisy = torch.where(torch.rand(M) < 0.5, 199, sequence[prompt:])
-    cuts = [0, 3, 4, 20, 36]
-    starts = torch.tensor([max(c for c in cuts if c <= i) for i in range(M)]) + P
+    cuts = [0, 3, 4, 20, 36], [0, 32]
+    noisy = torch.stack([torch.where(torch.rand(M) < 0.5, 199, sequence[prompt:]) for _ in cuts])
+    starts = torch.tensor([[max(c for c in each if c <= i) for i in range(M)] for each in cuts]) + P
     with torch.no_grad():
-        hidden, _ = hidden_two_stream(model, clean[None], real[None], noisy[None], starts[None])
-        for begin, end in zip(cuts, [*cuts[1:], M], strict=True):
-            state = model.new_state()
-            context = model.hidden(sequence[: prompt + begin], state, True)
-            block = model.hidden(noisy[begin:end], state, False)
-            assert torch.allclose(hidden[0, P - prompt : P + begin], context, atol=2e-4)
-            assert torch.allclose(hidden[0, P + M + begin : P + M + end], block, atol=2e-4)
+        hidden, _ = hidden_two_stream(model, clean[None], real[None], noisy.view(1, -1), starts.view(1, -1), copies=copies)
+        for copy, each in enumerate(cuts):
+            for begin, end in zip(each, [*each[1:], M], strict=True):
+                state = model.new_state()
+                context = model.hidden(sequence[: prompt + begin], state, True)
+                block = model.hidden(noisy[copy, begin:end], state, False)
+                offset = P + M + copy * M
+                assert torch.allclose(hidden[0, P - prompt : P + begin], context, atol=2e-4)
+                assert torch.allclose(hidden[0, offset + begin : offset + end], block, atol=2e-4)

@@ -10,6 +10,7 @@ from . import tasks
 SHAPES = ((56, 56), (96, 64), (160, 136), (320, 40), (480, 40))
 POSITIONS = 2000  # of both streams together, in one micro-batch
 PAD_WEIGHT = 0.25
+COPIES = 2  # noisy copies of each answer
 
 
 @dataclasses.dataclass
@@ -18,8 +19,8 @@ class Batch:
 
     clean: torch.Tensor  # int64 [B, T]
     real: torch.Tensor  # bool [B, T]
-    noisy: torch.Tensor  # int64 [B, M]
-    starts: torch.Tensor  # int64 [B, M]
+    noisy: torch.Tensor  # int64 [B, COPIES * M]
+    starts: torch.Tensor  # int64 [B, COPIES * M]
     clean_rows: torch.Tensor
     clean_targets: torch.Tensor
     noisy_rows: torch.Tensor
@@ -31,7 +32,7 @@ class Batch:
 def block_starts(rng, length, P):
     """Where the block of each of `length` answer positions begins: the model's own blocks of 32, or a random cut."""
     starts, begin = [], 0
-    fixed = rng.random() < 0.6
+    fixed = rng.random() < 0.8
     size = rng.choice((4, 8, 16, 32))
     while begin < length:
         step = 32 if fixed else size if begin else rng.randint(1, 32)
@@ -86,33 +87,35 @@ def collate(rng, pairs, renderer, P, M):
     B, T = len(pairs), P + M
     clean = torch.full((B, T), renderer.pad)
     real = torch.zeros(B, T, dtype=torch.bool)
-    noisy = torch.full((B, M), renderer.mask)
-    starts = torch.zeros(B, M, dtype=torch.int64)
+    noisy = torch.full((B, COPIES * M), renderer.mask)
+    starts = torch.zeros(B, COPIES * M, dtype=torch.int64)
     clean_rows, clean_targets, noisy_rows, noisy_targets, noisy_weights = [], [], [], [], []
-    width = T + M
+    width = T + COPIES * M
     for b, (prompt, answer) in enumerate(pairs):
         first, n = P - len(prompt), len(answer)
         clean[b, first:P] = torch.tensor(prompt)
         clean[b, P : P + n] = torch.tensor(answer)
         real[b, first : P + n] = True
-        begins = block_starts(rng, M, P)
-        starts[b] = torch.tensor(begins)
-        masked = masked_positions(rng, begins)
         for position in assistant_positions(prompt, renderer):
             clean_rows.append(b * width + first + position - 1)
             clean_targets.append(prompt[position])
         for i in range(n):
             clean_rows.append(b * width + P + i - 1)
             clean_targets.append(answer[i])
-            if not masked[i]:
-                noisy[b, i] = answer[i]
-        last_block = begins[n - 1]
-        for i in range(1, M):
-            # shift_logits: the row at i - 1 predicts position i; after the end only padding follows, and is never fixed
-            if begins[i] == begins[i - 1] and (masked[i] or i >= n) and begins[i] <= last_block:
-                noisy_rows.append(b * width + T + i - 1)
-                noisy_targets.append(answer[i] if i < n else renderer.pad)
-                noisy_weights.append(1.0 if i < n else PAD_WEIGHT)
+        for copy in range(COPIES):
+            begins = block_starts(rng, M, P)
+            masked = masked_positions(rng, begins)
+            last_block, offset = begins[n - 1], copy * M
+            starts[b, offset : offset + M] = torch.tensor(begins)
+            for i in range(n):
+                if not masked[i]:
+                    noisy[b, offset + i] = answer[i]
+            for i in range(1, M):
+                # shift_logits: the row at i - 1 predicts position i; after the end only padding follows, and is never fixed
+                if begins[i] == begins[i - 1] and (masked[i] or i >= n) and begins[i] <= last_block:
+                    noisy_rows.append(b * width + T + offset + i - 1)
+                    noisy_targets.append(answer[i] if i < n else renderer.pad)
+                    noisy_weights.append(1.0 if i < n else PAD_WEIGHT)
     tensors = [torch.tensor(x) for x in (clean_rows, clean_targets, noisy_rows, noisy_targets, noisy_weights)]
     return Batch(clean, real, noisy, starts, *tensors, [len(a) for _, a in pairs])
 
@@ -128,6 +131,6 @@ def stream(rng, renderer, shapes=SHAPES):
             continue
         waiting[shape].append(pair)
         P, M = shape
-        if len(waiting[shape]) == max(1, POSITIONS // (P + 2 * M)):
+        if len(waiting[shape]) == max(1, POSITIONS // (P + (1 + COPIES) * M)):
             yield collate(rng, waiting[shape], renderer, P, M)
             waiting[shape] = []

@@ -68,7 +68,7 @@ def losses(model, batch, with_blocks, layer_pass=two_stream.layer_two_stream):
     noisy, starts = (batch.noisy, batch.starts) if with_blocks else (None, None)
     B, T = batch.clean.shape
     with torch.autocast("cpu", torch.bfloat16):
-        hidden, routings = two_stream.hidden_two_stream(model, batch.clean, batch.real, noisy, starts, layer_pass)
+        hidden, routings = two_stream.hidden_two_stream(model, batch.clean, batch.real, noisy, starts, layer_pass, batches.COPIES)
         flat = hidden.flatten(0, 1)
         rows = batch.clean_rows
         if not with_blocks:

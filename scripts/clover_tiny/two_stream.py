@@ -2,9 +2,10 @@
 
 Layout of a batch: prompts are padded on the left to P, answers on the right to M, so that every answer begins at index P.
 The clean stream holds all T = P + M tokens; the noisy stream holds the M answer positions again, cut into blocks, some
-tokens replaced by the mask. A noisy position sees the clean context before its block's start, and its own block. It is
-what `model.py` computes with a cached state, without any cache (checked by the tests). Padding is all zeros: a zero row
-stays zero through every layer, writes nothing into a state, and is masked in the attention.
+tokens replaced by the mask; several noisy copies of one answer may stand one after the other, each cut and masked in its
+own way. A noisy position sees the clean context before its block's start, and its own block. It is what `model.py`
+computes with a cached state, without any cache (checked by the tests). Padding is all zeros: a zero row stays zero through
+every layer, writes nothing into a state, and is masked in the attention.
 """
 
 import torch
@@ -57,23 +58,24 @@ def chunked_delta_rule(q, k, v, g, beta):
 class Layout:
     """Positions and masks of a batch, shared by all layers.
 
-    real: bool [B, T], the clean tokens that are not padding. starts: int64 [B, M], index (in the clean stream) where the
-    block of each noisy position begins, or None for the causal stream alone.
+    real: bool [B, T], the clean tokens that are not padding. starts: int64 [B, copies * M], index (in the clean stream) where
+    the block of each noisy position begins, or None for the causal stream alone.
     """
 
-    def __init__(self, config, real, starts):
+    def __init__(self, config, real, starts, copies=1):
         B, T = real.shape
         self.T, self.starts = T, starts
         position = torch.arange(T)
         mask = real[:, None, :] & (position[None, :, None] >= position[None, None, :])
         if starts is not None:
-            M = starts.shape[1]
-            self.P = T - M
-            own = torch.arange(self.P, T)
-            self.in_block = starts[:, :, None] == starts[:, None, :]
+            self.copies, self.M = copies, starts.shape[1] // copies
+            self.P = T - self.M
+            own = torch.arange(self.P, T).repeat(copies)
+            copy = torch.arange(copies).repeat_interleave(self.M)
+            self.in_block = (starts[:, :, None] == starts[:, None, :]) & (copy[:, None] == copy)
             self.before = (position[None, None, :] < starts[:, :, None]) & real[:, None, :]
             bottom = torch.cat([self.before, self.in_block], dim=2)
-            mask = torch.cat([F.pad(mask, (0, M)), bottom], dim=1)
+            mask = torch.cat([F.pad(mask, (0, starts.shape[1])), bottom], dim=1)
             position = torch.cat([position, own])
             self.in_block = self.in_block[:, None]
             self.before = self.before[:, None]
@@ -92,11 +94,11 @@ def gdn_two_stream(gdn, h, layout):
     clean = F.pad(inputs[:, :T], (0, 0, width - 1, 0))
     mixed = gdn.convolve(clean)
     if layout.starts is not None:
-        noisy, P, M = inputs[:, T:], layout.P, layout.starts.shape[1]
+        noisy, P, M = inputs[:, T:], layout.P, layout.M
         total = 0
         for lag in range(width):
-            shifted = F.pad(noisy[:, : M - lag], (0, 0, lag, 0))
-            context = clean[:, width - 1 + P - lag : width - 1 + P - lag + M]
+            shifted = F.pad(noisy[:, : noisy.shape[1] - lag], (0, 0, lag, 0))
+            context = clean[:, width - 1 + P - lag : width - 1 + P - lag + M].repeat(1, layout.copies, 1)
             total = total + torch.where(layout.lag_inside[lag][..., None], shifted, context) * taps[:, width - 1 - lag]
         mixed = torch.cat([mixed, F.silu(total)], dim=1)
     q, k, v = gdn.heads(mixed)
@@ -129,14 +131,14 @@ def layer_two_stream(layer, x, layout):
     return x + out, routing
 
 
-def hidden_two_stream(model, clean, real, noisy=None, starts=None, layer_pass=layer_two_stream):
+def hidden_two_stream(model, clean, real, noisy=None, starts=None, layer_pass=layer_two_stream, copies=1):
     """Final-norm hidden states of both streams, and the routing of every layer.
 
-    clean int64 [B, T]; real bool [B, T]; noisy int64 [B, M] (None: the causal stream alone); starts int64 [B, M].
-    `layer_pass` computes one layer (training hands in a compiled one). Returns [B, T (+ M), hidden] and a list of
-    (weights, probabilities) [B, T (+ M), experts].
+    clean int64 [B, T]; real bool [B, T]; noisy int64 [B, copies * M] (None: the causal stream alone); starts as noisy.
+    `layer_pass` computes one layer (training hands in a compiled one). Returns [B, T (+ copies * M), hidden] and a list of
+    (weights, probabilities) [B, T (+ copies * M), experts].
     """
-    layout = Layout(model.config, real, starts)
+    layout = Layout(model.config, real, starts, copies)
     x = model.model.embed_tokens(clean) * real[..., None]
     if noisy is not None:
         x = torch.cat([x, model.model.embed_tokens(noisy)], dim=1)
