@@ -271,6 +271,24 @@ def test_interrupt_ends_the_answer():
     assert process.returncode == 130 and b"Traceback" not in message and b"cancelled" in message
 
 
+def test_interrupt_at_any_moment_is_one_exception(clover):
+    """The signal comes while native code runs or just as it enters a callback: never lost, never printed."""
+    found = 0
+    previous = signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
+    for delay in range(40):
+        clover.clear()
+        answer = clover.generate("Hello", max_tokens=400, events=True)
+        with pytest.raises(KeyboardInterrupt):
+            signal.setitimer(signal.ITIMER_REAL, 0.001 + delay * 0.0007)
+            for _ in answer:
+                pass
+            signal.pause()
+        answer.close()
+        found += answer.stats.finish == "cancelled"
+    signal.signal(signal.SIGALRM, previous)
+    assert found
+
+
 def test_live_view_on_a_terminal(clover):
     """Masked positions show as blocks first; the text that stays is the answer; no control character gets through."""
     clover.clear()

@@ -3,7 +3,7 @@
 import ctypes as c
 import os
 
-from . import native
+from . import interrupt, native
 from .errors import ArgumentError, TemplateError
 from .events import ModelInfo, Stats, Step, Text, from_struct
 from .template import render
@@ -61,7 +61,7 @@ class Generation:
         try:
             self._queue.append(read(*arguments))
             return True
-        except BaseException as error:  # Ctrl-C: it must not be lost in the native frames
+        except Exception as error:  # it would be lost in the native frames
             self._error = error
             return False
 
@@ -87,10 +87,10 @@ class Generation:
             self._done = True
             raise ArgumentError("this answer was dropped: a newer one was begun, or the model was closed")
         done = c.c_bool(True)
-        try:
-            native.check(self._clover._lib.clover_session_step(self._clover._session, done))
-        finally:
+        with interrupt.delayed():
+            status = self._clover._lib.clover_session_step(self._clover._session, done)
             self._done = done.value
+        native.check(status)
         if self._error is not None:
             error, self._error = self._error, None
             raise error
