@@ -9,6 +9,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 
 import jinja2
 import model_files
@@ -319,3 +320,32 @@ def test_info():
     assert facts["architecture"] == "clover" and facts["block_size"] == 32 and facts["threshold"] == 0.95
     assert b"block_size     32" in command("info", model_files.clover()[0]).stdout
     assert command("--version").stdout == b"0.1.0\n"
+
+
+def test_two_threads_have_two_sessions_or_an_error(clover):
+    """One `Clover` at a time is used by one thread; a second thread gets BusyError, and the answer is not disturbed."""
+    clover.clear()
+    expected = "".join(clover.generate("Hello", max_tokens=200))
+    clover.clear()
+    answer, errors, done = clover.generate("Hello", max_tokens=200), [], threading.Event()
+
+    def disturb():
+        while not done.is_set():
+            try:
+                _ = clover.tokens
+            except clover_cpp.BusyError as error:
+                errors.append(error)
+
+    thread = threading.Thread(target=disturb)
+    thread.start()
+    pieces = []
+    while True:
+        try:
+            pieces.append(next(answer))
+        except StopIteration:
+            break
+        except clover_cpp.BusyError:
+            continue
+    done.set()
+    thread.join()
+    assert "".join(pieces) == expected

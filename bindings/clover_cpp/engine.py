@@ -86,7 +86,7 @@ class Generation:
         if self._clover._turn != self._turn:
             self._done = True
             raise ArgumentError("this answer was dropped: a newer one was begun, or the model was closed")
-        done = c.c_bool(True)
+        done = c.c_bool()
         with interrupt.delayed():
             status = self._clover._lib.clover_session_step(self._clover._session, done)
             self._done = done.value

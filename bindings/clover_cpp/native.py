@@ -24,8 +24,8 @@ ERRORS = {
 }
 FAILED = -(2**31)  # of the functions that return a count
 
-# GNU OpenMP's threads spin at every barrier; where another program wants a core too, that costs a hundredfold. It reads this once, as
-# it is loaded. Measured with two threads on two busy cores: default 1.4 s a pass, 1,000 turns 0.02 s.
+# GNU OpenMP's threads spin at every barrier, which costs a hundredfold where another program wants a core too. Measured with
+# two threads on two busy cores: default 1.4 s a pass, 1,000 turns 0.02 s. It reads this once, as it is loaded.
 SPIN = "GOMP_SPINCOUNT", "1000"
 
 MODES = {"block": 0, "ar": 1}

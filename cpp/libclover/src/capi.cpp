@@ -256,8 +256,9 @@ clover_status clover_session_step(clover_session * session, bool * done) {
     return guarded([&] {
         require_given(session, "session");
         require_given(done, "done");
-        *done = true; // also where the step fails
+        *done = false;
         const clover::Session::Use use(session->session);
+        *done = true; // also where the step fails
         *done = session->session.step();
     });
 }
