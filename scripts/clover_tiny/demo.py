@@ -37,7 +37,7 @@ def reveal(clover, example, console):
         view.update(event)
         if isinstance(event, Step):
             kind = f"block {event.block}, pass {event.step}" if event.step else f"block {event.block}, given"
-            console.print(f"{kind:16}{view.__rich__().plain}", soft_wrap=True)
+            console.print(f"{kind:17}" + view.__rich__().plain.replace("\n", "⏎"), soft_wrap=True)
 
 
 def measure(clover, example):

@@ -181,7 +181,7 @@ def copy(rng):
 
 
 TASKS = {"notices": notices, "tools": tool_calls, "web": web_step, "chat": chat, "copy": copy}
-WEIGHTS = {"notices": 0.32, "tools": 0.32, "web": 0.12, "chat": 0.08, "copy": 0.16}
+WEIGHTS = {"notices": 0.30, "tools": 0.48, "web": 0.05, "chat": 0.05, "copy": 0.12}
 
 
 def draw(rng):
