@@ -4,6 +4,7 @@ import subprocess
 
 import gguf
 import pytest
+
 from clover_cpp import Clover
 from clover_tiny import tasks
 from conftest import ROOT

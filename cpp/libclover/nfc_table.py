@@ -36,7 +36,7 @@ def main(output):
     with open(output, "w", encoding="ascii") as file:
         file.write(f"// Unicode {unicodedata.unidata_version}; written by nfc_table.py\n")
         for name, table in zip(names, tables(), strict=True):
-            rows = "\n".join("{%s}," % ", ".join(f"0x{value:x}" for value in row) for row in table)
+            rows = "\n".join("{" + ", ".join(f"0x{value:x}" for value in row) + "}," for row in table)
             file.write(f"static const uint32_t {name}[][3] = {{\n{rows}\n}};\n")
 
 
