@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 
@@ -9,6 +10,9 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parent.parent
 BUNDLED = ROOT / "models" / "clover-tiny"
+
+# A shell starts background jobs with Ctrl-C ignored, and children would inherit that: the tests send it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
