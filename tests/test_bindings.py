@@ -9,8 +9,8 @@ import select
 import signal
 import subprocess
 import sys
-import time
 import threading
+import time
 
 import jinja2
 import model_files
