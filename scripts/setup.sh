@@ -37,10 +37,10 @@ setup_python() {
 }
 
 setup_native() {
-    if [ ! -f "$root/build/build.ninja" ]; then
+    local source=${CLOVER_LLAMA_SRC:-}
+    if [ ! -f "$root/build/build.ninja" ] || ! grep -qxF "CLOVER_LLAMA_SRC:PATH=$source" "$root/build/CMakeCache.txt"; then
         say "Configuring the fork of llama.cpp in build"
-        quietly cmake -S "$root/cpp" -B "$root/build" -G Ninja -DPython3_EXECUTABLE="$python" \
-            ${CLOVER_LLAMA_SRC:+-DCLOVER_LLAMA_SRC="$CLOVER_LLAMA_SRC"}
+        quietly cmake -S "$root/cpp" -B "$root/build" -G Ninja -DPython3_EXECUTABLE="$python" -DCLOVER_LLAMA_SRC:PATH="$source"
     fi
     if ! ninja -C "$root/build" -n "$@" | grep -q 'no work to do'; then
         say "Building the fork of llama.cpp and libclover in build (about 3 minutes on 2 cores the first time)"

@@ -30,8 +30,7 @@ def plain_library():
     """Folder of an unmodified llama.cpp's libraries, built from the same source."""
     build = ROOT / "build" / "plain"
     options = ["-DCLOVER_PLAIN=ON", "-DCLOVER_TOOLS=OFF", f"-DPython3_EXECUTABLE={sys.executable}", "-Wno-dev"]
-    if source := os.environ.get("CLOVER_LLAMA_SRC"):
-        options.append(f"-DCLOVER_LLAMA_SRC={source}")
+    options.append(f"-DCLOVER_LLAMA_SRC:PATH={os.environ.get('CLOVER_LLAMA_SRC', '')}")
     for command in (["cmake", "-S", ROOT / "cpp", "-B", build, "-G", "Ninja", *options], ["ninja", "-C", build, "libraries"]):
         result = subprocess.run(command, capture_output=True, text=True)
         if result.returncode:

@@ -41,14 +41,26 @@ def test_insertions_and_files_arrive(source, tmp_path):
     ).read_bytes()
 
 
-def test_a_second_run_writes_nothing_and_a_removed_file_goes(source, tmp_path):
+def test_a_second_run_writes_nothing_and_a_file_gone_upstream_goes(source, tmp_path):
     out = tmp_path / "out"
+    (source / "src" / "old.cpp").write_text("")
     command(out, "--source", source)
-    (out / "src" / "left-over.cpp").write_text("")
+    (out / "notes.txt").write_text("mine")
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*.h")}
+    assert before and (out / "src" / "old.cpp").exists()
+    (source / "src" / "old.cpp").unlink()
     assert command(out, "--source", source).returncode == 0
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*.h")} == before
-    assert not (out / "src" / "left-over.cpp").exists()
+    assert not (out / "src" / "old.cpp").exists()
+    assert (out / "notes.txt").read_text() == "mine"
+
+
+def test_a_folder_of_something_else_is_left_alone(source, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "precious.txt").write_text("mine")
+    result = command(tmp_path / "out", "--source", source)
+    assert result.returncode == 1 and str(tmp_path / "out") in result.stderr
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["precious.txt"]
 
 
 @pytest.mark.parametrize("times", [0, 2])

@@ -2,7 +2,7 @@
 
     overlay.py OUTPUT [--source DIR] [--plain]
 
-Without --source (or CLOVER_LLAMA_SRC), llama.cpp is taken from the pinned source distribution of llama-cpp-python, fetched by
+Without --source, llama.cpp is taken from the pinned source distribution of llama-cpp-python, fetched by
 pip and checked against its SHA-256. --plain leaves the tree unmodified: the outside check of the tests. Only files whose
 content changes are written, so that a build in OUTPUT stays incremental.
 """
@@ -25,6 +25,7 @@ PACKAGE, VERSION = "llama-cpp-python", "0.3.36"
 SDIST = f"llama_cpp_python-{VERSION}.tar.gz"
 SHA256 = "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e"
 INSIDE = f"llama_cpp_python-{VERSION}/vendor/llama.cpp"
+MANIFEST = ".overlay"  # in the tree made: the names of its files
 PARTS = ("CMakeLists.txt", "LICENSE", "cmake", "common", "ggml", "include", "licenses", "src", "tools/quantize", "vendor")
 
 
@@ -64,7 +65,8 @@ def unpack(sdist, folder):
         with tarfile.open(sdist) as archive:
             wanted = tuple(f"{INSIDE}/{part}" for part in PARTS)
             members = [m for m in archive if m.name in wanted or m.name.startswith(tuple(w + "/" for w in wanted))]
-            archive.extractall(temporary, members=members, filter="data")
+            checked = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+            archive.extractall(temporary, members=members, **checked)
         os.rename(pathlib.Path(temporary) / INSIDE, folder)
 
 
@@ -107,18 +109,17 @@ def source_files(source):
 
 
 def write(source, output, changes):
-    """Make `output` the source tree with `changes`; files that are right already keep their time stamps, others go."""
-    expected = set(changes)
-    for path in source_files(source):
-        name = path.relative_to(source).as_posix()
-        expected.add(name)
+    """Make `output` the source tree with `changes`; files that are right already keep their time stamps, old ones go."""
+    made = output / MANIFEST
+    if output.exists() and any(output.iterdir()) and not made.exists():
+        raise OverlayError(f"{output} is not empty, and was not made by {pathlib.Path(__file__).name}: nothing is touched there")
+    old = set(made.read_text(encoding="utf-8").splitlines()) if made.exists() else set()
+    files = {path.relative_to(source).as_posix(): path for path in source_files(source)}
+    output.mkdir(parents=True, exist_ok=True)
+    made.write_text("\n".join(sorted(old | files.keys() | changes.keys())), encoding="utf-8")
+    for name, path in files.items():
         target = output / name
-        if name in changes:
-            continue
-        if not target.exists() or (target.stat().st_size, target.stat().st_mtime_ns) != (
-            path.stat().st_size,
-            path.stat().st_mtime_ns,
-        ):
+        if name not in changes and not (target.exists() and stamp(target) == stamp(path)):
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(path, target)
     for name, content in changes.items():
@@ -126,9 +127,15 @@ def write(source, output, changes):
         if not target.exists() or target.read_text(encoding="utf-8") != content:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(content, encoding="utf-8")
-    for path in output.rglob("*"):
-        if path.is_file() and path.relative_to(output).as_posix() not in expected:
-            path.unlink()
+    for name in old - files.keys() - changes.keys():
+        (output / name).unlink(missing_ok=True)
+    made.write_text("\n".join(sorted(files.keys() | changes.keys())), encoding="utf-8")
+
+
+def stamp(path):
+    """Size and time stamp of a file: equal ones mean an unchanged copy."""
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
 
 
 def make(output, source, plain):
@@ -147,11 +154,11 @@ def main():
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("output", type=pathlib.Path)
-    parser.add_argument("--source", type=pathlib.Path, default=os.environ.get("CLOVER_LLAMA_SRC") or None)
+    parser.add_argument("--source", type=pathlib.Path)
     parser.add_argument("--plain", action="store_true")
     args = parser.parse_args()
     try:
-        make(args.output.resolve(), args.source and pathlib.Path(args.source).resolve(), args.plain)
+        make(args.output.resolve(), args.source and args.source.resolve(), args.plain)
     except OverlayError as error:
         sys.exit(f"overlay: error: {error}")
 

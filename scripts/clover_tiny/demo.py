@@ -1,7 +1,6 @@
 """The demo: convert the bundled checkpoint, answer a held-out task by block diffusion and autoregressively, and compare."""
 
 import argparse
-import contextlib
 import json
 import pathlib
 import sys
@@ -10,7 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 from clover_convert import convert
-from clover_cpp import Clover, Step, live
+from clover_convert.encodings import ENCODINGS
+from clover_cpp import Clover, CloverError, Step, live
 
 from . import tasks
 from .evaluate import CHECKPOINT, MAX_TOKENS
@@ -81,8 +81,10 @@ def main():
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     parser.add_argument("--task", default="tools", choices=list(tasks.TASKS))
     parser.add_argument("--example", type=int, default=0, help="which held-out example of the task")
-    parser.add_argument("--type", default="q8_0", help="type of the weights")
+    parser.add_argument("--type", default="q8_0", choices=list(ENCODINGS), help="type of the weights")
     args = parser.parse_args()
+    if args.example < 0:
+        parser.error("--example must be 0 or more")
     console = Console(highlight=False, markup=False)
     example = tasks.held_out(args.task, args.example + 1, SEED)[args.example]
     gguf = BUILD / "demo" / f"clover-tiny-{args.type}.gguf"
@@ -105,5 +107,9 @@ def main():
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(KeyboardInterrupt):
-        sys.exit(main())
+    try:
+        main()
+    except CloverError as error:
+        sys.exit(f"scripts/demo: error: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)

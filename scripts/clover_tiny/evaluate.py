@@ -1,7 +1,7 @@
 """Held-out evaluation of a converted model: exactness, passes and time of block diffusion and of autoregressive decoding.
 
 Both modes run the same weights through the same engine, in turn on each task: `time_ratio` is autoregressive seconds over
-block seconds, prompt included.
+block seconds, prompt included, over the tasks in which both gave the same number of answers.
 """
 
 import argparse
@@ -9,10 +9,12 @@ import dataclasses
 import json
 import pathlib
 import random
+import sys
 import tempfile
 
 from clover_convert import convert
-from clover_cpp import Clover
+from clover_convert.encodings import ENCODINGS
+from clover_cpp import Clover, CloverError
 
 from . import tasks, web
 
@@ -27,6 +29,7 @@ class Run:
     """Of one task in one mode: whether all of it was right; delivered tokens; passes; wall seconds."""
 
     exact: bool = True
+    answers: int = 0
     tokens: int = 0
     steps: int = 0  # passes that decide tokens: denoising, or autoregressive
     commits: int = 0
@@ -35,6 +38,7 @@ class Run:
     def add(self, stats, exact):
         """Count one answer in."""
         self.exact &= exact
+        self.answers += 1
         self.tokens += stats.tokens
         self.steps += stats.block_passes + stats.causal_passes
         self.commits += stats.commit_passes
@@ -88,13 +92,14 @@ def evaluate(clover, task, count):
     def total(mode, name):
         return sum(getattr(run, name) for run in runs[mode])
 
+    pairs = [(b, a) for b, a in zip(runs["block"], runs["ar"], strict=True) if b.answers == a.answers]
     return {
         "n": count,
         "block_exact": round(total("block", "exact") / count, 4),
         "ar_exact": round(total("ar", "exact") / count, 4),
         "tokens_per_step": round(total("block", "tokens") / max(1, total("block", "steps")), 3),
         "passes_per_task": round((total("block", "steps") + total("block", "commits")) / count, 2),
-        "time_ratio": round(total("ar", "seconds") / total("block", "seconds"), 3),
+        "time_ratio": round(sum(a.seconds for _, a in pairs) / sum(b.seconds for b, _ in pairs), 3) if pairs else None,
     }
 
 
@@ -104,7 +109,7 @@ def main():
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else on standard output")
     parser.add_argument("--tasks", default=",".join(EVALUATED), help="comma-separated: " + ", ".join(tasks.TASKS))
     parser.add_argument("--n", type=int, default=300, help="tasks of each kind")
-    parser.add_argument("--type", default="q8_0", help="type of the weights")
+    parser.add_argument("--type", default="q8_0", choices=list(ENCODINGS), help="type of the weights")
     parser.add_argument("--checkpoint", type=pathlib.Path, default=CHECKPOINT)
     parser.add_argument("--threads", type=int, default=0, help="0: all cores")
     args = parser.parse_args()
@@ -126,4 +131,7 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except CloverError as error:
+        sys.exit(f"scripts/eval: error: {error}")
