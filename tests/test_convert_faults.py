@@ -9,13 +9,14 @@ import struct
 import subprocess
 import sys
 
+import gguf
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from checkpoints import tiny_clover, tiny_qwen
 from clover_convert import convert
-from clover_cpp.errors import ArgumentError, CheckpointError
+from clover_cpp.errors import ArgumentError, CheckpointError, ResourceError
 from conftest import ROOT
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "convert"), str(ROOT / "bindings")])}
@@ -161,7 +162,7 @@ def test_missing_shard(use):
     folder = use("sharded")
     missing = shard(folder)
     missing.unlink()
-    refused(folder, f"names the file {missing.name}, which is missing")
+    refused(folder, f"names the file '{missing.name}', which is missing")
 
 
 def test_index_at_fault(use):
@@ -172,10 +173,12 @@ def test_index_at_fault(use):
     changes = [
         (
             lambda i: i["weight_map"].update({name: "model-99999-of-00007.safetensors"}),
-            "model-99999-of-00007.safetensors, which is missing",
+            "model-99999-of-00007.safetensors', which is missing",
         ),
         (lambda i: i["weight_map"].update({name: shard(folder, 0).name}), f"places tensor '{name}' in"),
         (lambda i: i["weight_map"].update({name: "../qwen/model.safetensors"}), "not a plain file name"),
+        (lambda i: i["weight_map"].update({name: "a" * 5000}), "'aaaa.*', which is missing"),
+        (lambda i: i["weight_map"].update({name: "a\nb\0"}), r"'a\\nb\\x00', which is missing"),
         (lambda i: i["weight_map"].pop(name), f"missing.*{name}"),
         (lambda i: i.pop("weight_map"), "weight_map"),
     ]
@@ -236,7 +239,7 @@ def test_header_length_beyond_reason(use):
 
 def test_missing_files(use):
     folder = use("qwen")
-    for name in ("model.safetensors", "tokenizer.json", "config.json"):
+    for name in ("tokenizer.json", "model.safetensors", "config.json"):
         (folder / name).unlink()
         refused(folder, f"no {name}.*in")
     refused(folder / "absent", "no such folder")
@@ -257,12 +260,53 @@ def test_output_at_fault(use, tmp_path):
         convert(folder, tmp_path / "absent" / "model.gguf")
     with pytest.raises(CheckpointError, match="is a folder"):
         convert(folder, tmp_path)
-    before = (folder / "model.safetensors").read_bytes()
-    with pytest.raises(CheckpointError, match="file of the checkpoint"):
-        convert(folder, folder / "model.safetensors")
-    assert (folder / "model.safetensors").read_bytes() == before
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(CheckpointError, match="no regular file"):
+        convert(folder, tmp_path / "fifo")
+    with pytest.raises(ResourceError, match="File name too long"):
+        convert(folder, tmp_path / ("a" * 300))
+    with pytest.raises(CheckpointError, match="File name too long"):
+        convert(tmp_path / ("a" * 300), tmp_path / "model.gguf")
     with pytest.raises(ArgumentError, match="q4_k"):
         convert(folder, tmp_path / "model.gguf", type="q4_k")
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json", "chat_template.jinja", "README.md"])
+def test_output_is_a_file_of_the_checkpoint(use, tmp_path, name):
+    folder = use("qwen")
+    (folder / "README.md").write_text("about")
+    before = (folder / name).read_bytes()
+    (tmp_path / "link.gguf").symlink_to(folder / name)
+    for output in (folder / name, tmp_path / "link.gguf"):
+        with pytest.raises(CheckpointError, match="file of the checkpoint"):
+            convert(folder, output)
+        assert (folder / name).read_bytes() == before
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_output_through_a_link(use, tmp_path, exists):
+    (tmp_path / "out").mkdir()
+    if exists:
+        (tmp_path / "out" / "model.gguf").write_bytes(b"older")
+    (tmp_path / "link").symlink_to("out/model.gguf")
+    convert(use("qwen"), tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "out" / "model.gguf").read_bytes()[:4] == b"GGUF"
+    assert os.listdir(tmp_path / "out") == ["model.gguf"]
+
+
+def test_names_of_any_kind(use, tmp_path):
+    folder = use("qwen").rename(os.fsdecode(os.fsencode(tmp_path) + b"/qw\xff\n"))
+    output = tmp_path / ("m" * 250)
+    convert(folder, output)
+    assert gguf.GGUFReader(output).get_field("general.name").contents() == "qw?\n"
+
+
+def test_unreadable_checkpoint_files(use):
+    folder = use("qwen")
+    (folder / "model.safetensors").unlink()
+    os.mkfifo(folder / "model.safetensors")
+    refused(folder, "model.safetensors: not a regular file")
 
 
 def python(code, *arguments, **options):

@@ -1,7 +1,9 @@
 """A checkpoint folder: its JSON files and the tensors of its one or many safetensors files."""
 
 import json
+import os
 import pathlib
+import stat
 
 from clover_convert.safetensors import SafetensorsFile
 from clover_cpp.errors import CheckpointError
@@ -18,8 +20,14 @@ class Checkpoint:
 
     def __init__(self, folder):
         self.folder = pathlib.Path(folder)
-        if not self.folder.is_dir():
-            raise CheckpointError(f"{self.folder}: {'not a folder' if self.folder.exists() else 'no such folder'}")
+        try:
+            is_folder = stat.S_ISDIR(os.stat(self.folder).st_mode)
+        except FileNotFoundError:
+            raise CheckpointError(f"{self.folder}: no such folder") from None
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{self.folder}: {getattr(error, 'strerror', error)}") from error
+        if not is_folder:
+            raise CheckpointError(f"{self.folder}: not a folder")
         self.files = {}
         self.config = self.json("config.json")
         if self.config is None:
@@ -35,6 +43,11 @@ class Checkpoint:
         """Close all files."""
         for file in self.files.values():
             file.close()
+
+    def inputs(self):
+        """Paths of the folder's files; GGUF files in it are outputs, unless the index names them."""
+        found = [path for path in self.folder.iterdir() if path.suffix != ".gguf" and path.is_file()]
+        return found + [file.path for file in self.files.values()]
 
     def text(self, name):
         """The text of a file of the folder, or None when there is none."""
@@ -60,7 +73,7 @@ class Checkpoint:
 
     def open_tensors(self):
         """Open the safetensors files and return their tensors by name."""
-        if (self.folder / SINGLE).exists():
+        if os.path.lexists(self.folder / SINGLE):
             return self._open(SINGLE).tensors
         index = self.json(INDEX)
         if index is None:
@@ -73,8 +86,8 @@ class Checkpoint:
             if shard not in self.files:
                 if pathlib.PurePath(shard).name != shard:
                     raise CheckpointError(f"{self.folder / INDEX}: {shard!r} is not a plain file name")
-                if not (self.folder / shard).is_file():
-                    raise CheckpointError(f"{self.folder / INDEX} names the file {shard}, which is missing")
+                if not os.path.isfile(self.folder / shard):
+                    raise CheckpointError(f"{self.folder / INDEX} names the file {shard[:100]!r}, which is missing")
                 self._open(shard)
             if name not in self.files[shard].tensors:
                 raise CheckpointError(f"{self.folder / INDEX} places tensor {name!r} in {shard}, which does not have it")

@@ -2,7 +2,6 @@
 
 import math
 import os
-import pathlib
 
 import numpy as np
 
@@ -30,15 +29,13 @@ def convert(folder, output, type="q8_0", progress=None):
     """
     if type not in ENCODINGS:
         raise ArgumentError(f"unknown type {type!r}; known: {', '.join(ENCODINGS)}")
-    output = pathlib.Path(output)
     with Checkpoint(folder) as checkpoint:
         config = read_config(checkpoint.config)
-        metadata = model_metadata(config, checkpoint.folder.resolve().name, type) + tokenizer_metadata(checkpoint, config)
         outputs = plan(checkpoint.open_tensors(), config)
-        if any(output.exists() and output.samefile(file.path) for file in checkpoint.files.values()):
-            raise CheckpointError(f"cannot write {output}: it is a file of the checkpoint")
+        name = checkpoint.folder.resolve().name.encode("utf-8", "replace").decode()  # a folder's name may be any bytes
+        metadata = model_metadata(config, name, type) + tokenizer_metadata(checkpoint, config)
         entries = [_entry(tensor, type) for tensor in outputs]
-        with whole_file(output) as file:
+        with whole_file(output, checkpoint.inputs()) as file:
             writer = GGUFWriter(file, metadata, [entry for entry, _ in entries])
             done = 0
             for tensor, (_, encoding) in zip(outputs, entries, strict=True):

@@ -7,6 +7,7 @@ import contextlib
 import os
 import pathlib
 import secrets
+import stat
 import struct
 
 from clover_cpp.errors import CheckpointError, ResourceError
@@ -77,24 +78,39 @@ class GGUFWriter:
 
 
 @contextlib.contextmanager
-def whole_file(path):
+def whole_file(path, inputs=()):
     """Open `path` for writing so that it appears, or replaces an older file, only when the block ends without an error.
 
-    Raises CheckpointError when the folder does not exist, ResourceError when writing fails.
+    A symbolic link stays one: the file it leads to is written. Raises CheckpointError when the folder does not exist, or `path`
+    is one of the files `inputs` or no regular file; ResourceError when writing fails.
     """
     path = pathlib.Path(path)
-    if not path.parent.is_dir():
-        raise CheckpointError(f"cannot write {path}: there is no folder {path.parent}")
-    if path.is_dir():
-        raise CheckpointError(f"cannot write {path}: it is a folder")
-    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    part = None
     try:
+        target = pathlib.Path(os.path.realpath(path))
+        _check_target(path, target, inputs)
+        part = target.with_name(f".{target.name[:50]}.{secrets.token_hex(4)}.part")
         with open(part, "xb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.replace(part, path)
+        os.replace(part, target)
     except OSError as error:
         raise ResourceError(f"cannot write {path}: {error.strerror or error}") from error
     finally:
-        part.unlink(missing_ok=True)
+        if part:
+            with contextlib.suppress(OSError):
+                part.unlink()
+
+
+def _check_target(path, target, inputs):
+    try:
+        found = target.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        if not target.parent.is_dir():
+            raise CheckpointError(f"cannot write {path}: there is no folder {path.parent}") from None
+        return
+    if not stat.S_ISREG(found.st_mode):
+        raise CheckpointError(f"cannot write {path}: it is {'a folder' if stat.S_ISDIR(found.st_mode) else 'no regular file'}")
+    if any(os.path.samestat(found, os.stat(file)) for file in inputs):
+        raise CheckpointError(f"cannot write {path}: it is a file of the checkpoint")

@@ -8,6 +8,7 @@ import dataclasses
 import json
 import math
 import os
+import stat
 
 import numpy as np
 
@@ -56,6 +57,8 @@ class SafetensorsFile:
     def __init__(self, path):
         self.path = path
         try:
+            if not stat.S_ISREG(os.stat(path).st_mode):
+                raise CheckpointError(f"{path}: not a regular file")
             self._file = open(path, "rb")  # noqa: SIM115
         except OSError as error:
             raise CheckpointError(f"{path}: {error.strerror}") from error
