@@ -1,7 +1,7 @@
 """config.json of a Clover or Qwen3.5/3.6-MoE checkpoint: its fields, checked, and the dimensions that follow from them."""
 
 import dataclasses
-import math
+import reprlib
 
 from clover_cpp.errors import CheckpointError
 
@@ -29,6 +29,21 @@ COUNTS = (
 
 # fields that change the computation, with the only value that the engine computes
 FIXED = {"hidden_act": "silu", "attention_bias": False, "attn_output_gate": True}
+
+# the largest values that the engine takes (gguf_check.cpp); where nothing is said, 2^16
+LIMITS = {
+    "vocab_size": 1 << 20,
+    "hidden_size": 1 << 24,
+    "num_hidden_layers": 512,
+    "max_position_embeddings": 1 << 30,
+    "linear_conv_kernel_dim": 64,
+    "moe_intermediate_size": 1 << 24,
+    "shared_expert_intermediate_size": 1 << 24,
+    "num_experts": 512,
+    "block_size": 4096,
+    "block_sizes": 4096,
+}
+FLOAT32 = (1.2e-38, 3.4e38)
 
 LAYER_TYPES = ("linear_attention", "full_attention")
 
@@ -111,8 +126,8 @@ class Config:
 def read_config(raw):
     """The :class:`Config` of a config.json read as a dict. Raises CheckpointError naming the field at fault."""
     model_type = raw.get("model_type")
-    if model_type not in ARCHITECTURES:
-        raise CheckpointError(f"config.json: unknown model_type {model_type!r}; known: {', '.join(ARCHITECTURES)}")
+    if not isinstance(model_type, str) or model_type not in ARCHITECTURES:
+        raise CheckpointError(f"config.json: unknown model_type {reprlib.repr(model_type)}; known: {', '.join(ARCHITECTURES)}")
     text = raw.get("text_config", raw)
     if not isinstance(text, dict):
         raise CheckpointError("config.json: 'text_config' is not an object")
@@ -120,13 +135,13 @@ def read_config(raw):
         raise CheckpointError("config.json: the checkpoint is quantised; only F32, F16 and BF16 tensors can be converted yet")
     for field, value in FIXED.items():
         if text.get(field, value) != value:
-            raise CheckpointError(f"config.json: {field} {text[field]!r} is not supported, only {value!r}")
+            raise CheckpointError(f"config.json: {field} {reprlib.repr(text[field])} is not supported, only {value!r}")
     counts = {field: _count(field, _required(text, field)) for field in COUNTS}
     config = Config(
         architecture=ARCHITECTURES[model_type],
         **counts,
         rms_norm_eps=_real("rms_norm_eps", _required(text, "rms_norm_eps")),
-        tie_word_embeddings=bool(text.get("tie_word_embeddings", raw.get("tie_word_embeddings", False))),
+        tie_word_embeddings=_flag("tie_word_embeddings", text.get("tie_word_embeddings", raw.get("tie_word_embeddings", False))),
         layer_types=_layer_types(text, counts["num_hidden_layers"]),
         **_rope(text, counts["head_dim"]),
         block=_block({**text, **raw}) if model_type == "clover" else None,
@@ -142,15 +157,22 @@ def _required(fields, name):
 
 
 def _count(name, value):
-    if type(value) is not int or not 0 < value < 2**31:
-        raise CheckpointError(f"config.json: {name} must be a whole number above 0, not {value!r}")
+    limit = LIMITS.get(name, 1 << 16)
+    if type(value) is not int or not 0 < value <= limit:
+        raise CheckpointError(f"config.json: {name} must be a whole number from 1 to {limit}, not {reprlib.repr(value)}")
     return value
 
 
 def _real(name, value):
-    if type(value) not in (int, float) or not math.isfinite(value) or value <= 0:
-        raise CheckpointError(f"config.json: {name} must be a number above 0, not {value!r}")
+    if type(value) not in (int, float) or not FLOAT32[0] <= value <= FLOAT32[1]:
+        raise CheckpointError(f"config.json: {name} must be a number above 0 that float32 holds, not {reprlib.repr(value)}")
     return float(value)
+
+
+def _flag(name, value):
+    if not isinstance(value, bool):
+        raise CheckpointError(f"config.json: {name} must be true or false, not {reprlib.repr(value)}")
+    return value
 
 
 def _layer_types(text, n_layers):
@@ -174,13 +196,16 @@ def _rope(text, head_dim):
             rope.update(text[field])
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in ("default", "mrope"):
-        raise CheckpointError(f"config.json: rope_type {kind!r} is not supported, only 'default'")
-    dims = int(head_dim * _real("partial_rotary_factor", rope["partial_rotary_factor"]))
+        raise CheckpointError(f"config.json: rope_type {reprlib.repr(kind)} is not supported, only 'default'")
+    factor = _real("partial_rotary_factor", rope["partial_rotary_factor"])
+    if factor > 1:
+        raise CheckpointError(f"config.json: partial_rotary_factor must be at most 1, not {factor}")
+    dims = int(head_dim * factor)
     pairs = dims // 2
     sections = rope.get("mrope_section", [-(-(pairs - i) // 3) for i in range(3)])
     if dims % 2 or not 0 < dims <= head_dim:
         raise CheckpointError(f"config.json: {dims} rotary dimensions of {head_dim}; must be even, and not more than head_dim")
-    if not isinstance(sections, list) or len(sections) != 3 or any(type(n) is not int for n in sections):
+    if not isinstance(sections, list) or len(sections) != 3 or any(type(n) is not int or n < 0 for n in sections):
         raise CheckpointError("config.json: mrope_section must be three whole numbers")
     # llama.cpp gives pair i to section i % 3, as far as the section reaches; what is left over would not be rotated at all
     if sum(sections) != pairs or any(i // 3 >= sections[i % 3] for i in range(pairs)):
@@ -195,11 +220,11 @@ def _block(fields):
     threshold = _real("confidence_threshold", fields.get("confidence_threshold", 0.95))
     if threshold > 1:
         raise CheckpointError(f"config.json: confidence_threshold must be at most 1, not {threshold}")
-    shift = fields.get("shift_logits", True)
-    if not isinstance(shift, bool):
-        raise CheckpointError(f"config.json: shift_logits must be true or false, not {shift!r}")
     return BlockConfig(
-        _count("block_size", fields.get("block_size", 32)), [_count("block_sizes", n) for n in sizes], threshold, shift
+        size=_count("block_size", fields.get("block_size", 32)),
+        sizes=[_count("block_sizes", n) for n in sizes],
+        threshold=threshold,
+        shift_logits=_flag("shift_logits", fields.get("shift_logits", True)),
     )
 
 
@@ -210,5 +235,7 @@ def _check_relations(c):
     for many, few in (("linear_num_value_heads", "linear_num_key_heads"), ("num_attention_heads", "num_key_value_heads")):
         if getattr(c, many) % getattr(c, few):
             raise CheckpointError(f"config.json: {many} {getattr(c, many)} is not a multiple of {few} {getattr(c, few)}")
+    if c.linear_conv_kernel_dim < 2:
+        raise CheckpointError("config.json: linear_conv_kernel_dim must be at least 2")
     if c.num_experts_per_tok > c.num_experts:
         raise CheckpointError(f"config.json: num_experts_per_tok {c.num_experts_per_tok} is above num_experts {c.num_experts}")
