@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 
+import gguf_edit
 import model_files
 import pytest
 
@@ -408,7 +409,8 @@ def test_file_that_is_no_model(tmp_path):
             path.write_bytes(data)
         status, message = load(path)
         assert status == FILE and str(path) in message, (name, status, message)
-    assert load(tmp_path)[0] == FILE
+    status, message = load(tmp_path)
+    assert status == FILE and "folder" in message
 
 
 def replaced(path, tmp_path, old, new):
@@ -443,6 +445,71 @@ def test_incomplete_or_contradicting_file(tmp_path, old, new, message):
     path = model_files.clover()[0]
     status, found = load(replaced(path, tmp_path, old, new))
     assert status == FILE and message in found, found
+
+
+@pytest.mark.parametrize(
+    ("key", "kind", "content"),
+    [
+        ("clover.rope.scaling.type", "str", "spiral"),
+        ("clover.rope.freq_base", "f32", 0.0),
+        ("clover.rope.freq_base", "f32", float("nan")),
+        ("clover.rope.scaling.factor", "f32", float("inf")),
+        ("clover.attention.layer_norm_rms_epsilon", "f32", float("nan")),
+        ("clover.attention.layer_norm_rms_epsilon", "f32", -1.0),
+        ("clover.attention.layer_norm_rms_epsilon", "u32", 1),
+        ("clover.expert_used_count", "u32", [2, 9, 2, 2]),
+        ("clover.expert_used_count", "u32", []),
+        ("clover.attention.head_count", "u32", [4, 5, 4, 7]),
+        ("clover.attention.head_count_kv", "u32", [2, 3, 2, 2]),
+        ("clover.attention.head_count_kv", "u32", [2, 0, 2, 2]),
+        ("clover.block.size", "u32", [32]),
+        ("clover.block.threshold", "str", "0.9"),
+        ("clover.block.threshold", "f32", float("nan")),
+        ("clover.block.threshold", "f32", 1.5),
+        ("diffusion.shift_logits", "str", "true"),
+        ("diffusion.shift_logits", "u32", 1),
+        ("tokenizer.chat_template", "u32", 1),
+        ("clover.tokenizer.normalizer", "u32", 1),
+    ],
+)
+def test_metadata_that_llama_cpp_would_abort_on_or_we_misread(tmp_path, key, kind, content):
+    path = tmp_path / "changed.gguf"
+    path.write_bytes(gguf_edit.with_key(model_files.clover()[0].read_bytes(), key, kind, content))
+    status, message = load(path)
+    assert status == FILE and key in message, message
+
+
+def test_mask_token_that_ends_answers(tmp_path, session):
+    eos = native.filled(native.ModelInfo, session.lib.clover_model_get_info, session.model).eos_token
+    path = tmp_path / "changed.gguf"
+    path.write_bytes(gguf_edit.with_key(model_files.clover()[0].read_bytes(), "tokenizer.ggml.mask_token_id", "u32", eos))
+    status, message = load(path)
+    assert status == FILE and "mask token" in message
+
+
+@pytest.mark.parametrize(
+    ("tensor", "kind"),
+    [
+        *[(name, gguf_edit.F16) for name in ("blk.0.attn_norm.weight", "blk.0.ssm_conv1d.weight", "blk.0.ssm_mem_gate.bias")],
+        *[(name, gguf_edit.F16) for name in ("blk.0.ssm_block_scale", "blk.0.ssm_a", "output_norm.weight")],
+        *[("token_embd.weight", kind) for kind in (gguf_edit.I8, gguf_edit.I32, gguf_edit.Q8_1)],
+        *[(name, gguf_edit.I32) for name in ("blk.0.attn_qkv.weight", "blk.0.ffn_gate_inp.weight", "blk.0.ssm_mem_gate.weight")],
+    ],
+)
+def test_tensor_types_without_a_kernel(tmp_path, tensor, kind):
+    path = tmp_path / "changed.gguf"
+    path.write_bytes(gguf_edit.with_tensor_type(model_files.clover()[0].read_bytes(), tensor, kind))
+    status, message = load(path)
+    assert status == FILE and f"tensor {tensor}" in message, message
+
+
+def test_edited_file_still_loads(tmp_path):
+    """The editing itself does no harm, and keys that are right are taken: one value for each layer too."""
+    data = model_files.clover()[0].read_bytes()
+    data = gguf_edit.with_key(data, "clover.expert_used_count", "u32", [2, 2, 2, 2])
+    for name in ("none", "linear", "yarn"):
+        (tmp_path / name).write_bytes(gguf_edit.with_key(data, "clover.rope.scaling.type", "str", name))
+        assert load(tmp_path / name)[0] == OK
 
 
 def test_truncated_anywhere(tmp_path):

@@ -6,8 +6,10 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <map>
 #include <memory>
 #include <unordered_set>
@@ -54,6 +56,34 @@ const Range RANGES[] = {
     { "block.size", 1, 4096, false },
 };
 
+struct RealRange {
+    const char * key; // after "<architecture>."
+    double       low, high;
+};
+
+const RealRange REAL_RANGES[] = {
+    { "attention.layer_norm_rms_epsilon", 0, 1 },
+    { "rope.freq_base", 1e-6, 1e30 },
+    { "rope.scaling.factor", 0, 1e6 },
+    { "block.threshold", 0, 1 },
+};
+
+const char * const ROPE_SCALING    = "rope.scaling.type";
+const char * const ROPE_SCALINGS[] = { "none", "linear", "yarn", "longrope" };
+
+// Keys that we read ourselves, whose type llama.cpp does not check.
+struct KeyType {
+    const char * key;
+    gguf_type    type;
+    const char * name;
+};
+
+const KeyType KEY_TYPES[] = {
+    { "clover.block.threshold", GGUF_TYPE_FLOAT32, "a float" },  { "clover.tokenizer.normalizer", GGUF_TYPE_STRING, "a string" },
+    { "diffusion.shift_logits", GGUF_TYPE_BOOL, "a bool" },      { "qwen35moe.tokenizer.normalizer", GGUF_TYPE_STRING, "a string" },
+    { "tokenizer.chat_template", GGUF_TYPE_STRING, "a string" },
+};
+
 const char * const TOKEN_IDS[] = { "bos", "eos", "eot", "eom", "unknown", "seperator", "padding", "mask" };
 
 class Reader {
@@ -61,6 +91,10 @@ class Reader {
     explicit Reader(const std::string & path) : path(path), file(std::fopen(path.c_str(), "rb"), &std::fclose) {
         if (!file) {
             fail(std::strerror(errno));
+        }
+        std::error_code ignored;
+        if (std::filesystem::is_directory(path, ignored)) {
+            fail("is a folder, not a GGUF file");
         }
         buffer.resize(1 << 20);
         std::setvbuf(file.get(), buffer.data(), _IOFBF, buffer.size());
@@ -150,6 +184,7 @@ uint64_t type_size(uint32_t type) {
 
 struct Metadata {
     std::map<std::string, std::vector<uint64_t>> integers; // scalars and arrays; negative values become huge
+    std::map<std::string, std::vector<double>>   reals;    // likewise
     std::map<std::string, std::string>           strings;
     std::map<std::string, uint32_t>              types;
     uint64_t                                     n_tokens = 0;
@@ -171,8 +206,26 @@ uint64_t widen(uint32_t type, const void * data) {
     }
 }
 
+bool is_real(uint32_t type) {
+    return type == GGUF_TYPE_FLOAT32 || type == GGUF_TYPE_FLOAT64;
+}
+
 bool is_integer(uint32_t type) {
-    return type_size(type) != 0 && type != GGUF_TYPE_FLOAT32 && type != GGUF_TYPE_FLOAT64 && type != GGUF_TYPE_BOOL;
+    return type_size(type) != 0 && !is_real(type) && type != GGUF_TYPE_BOOL;
+}
+
+// Keeps n numbers; bools are not looked at.
+void keep_numbers(Metadata & meta, const std::string & key, uint32_t type, const char * data, uint64_t n) {
+    for (uint64_t i = 0; i < n; i++) {
+        const char * at = data + i * type_size(type);
+        if (type == GGUF_TYPE_FLOAT32) {
+            meta.reals[key].push_back(*(const float *)at);
+        } else if (type == GGUF_TYPE_FLOAT64) {
+            meta.reals[key].push_back(*(const double *)at);
+        } else if (is_integer(type)) {
+            meta.integers[key].push_back(widen(type, at));
+        }
+    }
 }
 
 void read_tokens(Reader & in, uint64_t n, Metadata & meta) {
@@ -217,12 +270,7 @@ void read_array(Reader & in, const std::string & key, Metadata & meta) {
     }
     std::vector<char> data(n * size);
     in.read(data.data(), data.size());
-    if (is_integer(type) && n > 0) {
-        std::vector<uint64_t> & values = meta.integers[key];
-        for (uint64_t i = 0; i < n; i++) {
-            values.push_back(widen(type, data.data() + i * size));
-        }
-    }
+    keep_numbers(meta, key, type, data.data(), n);
 }
 
 Metadata read_metadata(Reader & in, uint64_t n_kv) {
@@ -241,11 +289,9 @@ Metadata read_metadata(Reader & in, uint64_t n_kv) {
         } else if (type == GGUF_TYPE_ARRAY) {
             read_array(in, key, meta);
         } else if (type_size(type) != 0) {
-            char data[8];
+            alignas(8) char data[8];
             in.read(data, type_size(type));
-            if (is_integer(type)) {
-                meta.integers[key] = { widen(type, data) };
-            }
+            keep_numbers(meta, key, type, data, 1);
         } else {
             in.fail("damaged: metadata key " + key + " has unknown type " + std::to_string(type));
         }
@@ -268,7 +314,50 @@ void check_numbers(const Reader & in, const Metadata & meta, const std::string &
                 in.fail("metadata key " + key + " is " + std::to_string((int64_t)value) + ", allowed are " +
                         std::to_string(range.low) + " to " + std::to_string(range.high));
             }
+            if (value != found->second[0]) { // llama.cpp takes a value for each layer
+                in.fail("metadata key " + key + " is not the same in all layers");
+            }
         }
+        if (key == "clover.block.size" && meta.types.at(key) == GGUF_TYPE_ARRAY) {
+            in.fail("metadata key " + key + " is an array, not a number");
+        }
+    }
+}
+
+void check_reals(const Reader & in, const Metadata & meta, const std::string & architecture) {
+    for (const auto & [key, values] : meta.reals) {
+        if (!std::all_of(values.begin(), values.end(), [](double value) { return std::isfinite(value); })) {
+            in.fail("metadata key " + key + " is not finite");
+        }
+    }
+    for (const RealRange & range : REAL_RANGES) {
+        const std::string key   = architecture + "." + range.key;
+        const auto        found = meta.reals.find(key);
+        if (found == meta.reals.end()) {
+            if (meta.types.count(key)) {
+                in.fail("metadata key " + key + " is not a float");
+            }
+            continue;
+        }
+        for (const double value : found->second) {
+            if (value < range.low || value > range.high) {
+                in.fail("metadata key " + key + " is " + std::to_string(value) + ", which is out of range");
+            }
+        }
+    }
+}
+
+void check_types(const Reader & in, const Metadata & meta, const std::string & architecture) {
+    for (const KeyType & expected : KEY_TYPES) {
+        const auto found = meta.types.find(expected.key);
+        if (found != meta.types.end() && found->second != expected.type) {
+            in.fail(std::string("metadata key ") + expected.key + " is not " + expected.name);
+        }
+    }
+    const auto scaling = meta.strings.find(architecture + "." + ROPE_SCALING);
+    if (scaling != meta.strings.end() &&
+        std::find(std::begin(ROPE_SCALINGS), std::end(ROPE_SCALINGS), scaling->second) == std::end(ROPE_SCALINGS)) {
+        in.fail("metadata key " + scaling->first + " is '" + scaling->second + "', which is unknown");
     }
 }
 
@@ -324,6 +413,18 @@ void check_vocabulary(const Reader & in, const Metadata & meta) {
     }
 }
 
+// Whether the kernels take weights of this type: plain numbers and quantised ones; there are codes for intermediate values too.
+bool is_weight_type(uint32_t type) {
+    return type == GGML_TYPE_F32 || type == GGML_TYPE_F16 || type == GGML_TYPE_BF16 ||
+           (ggml_is_quantized((ggml_type)type) && ggml_get_type_traits((ggml_type)type)->to_float != nullptr);
+}
+
+// Norms, biases and the short convolution are used as they lie in the file.
+bool must_be_f32(const std::string & name, const std::vector<uint64_t> & shape) {
+    const bool vector = shape.empty() || std::all_of(shape.begin() + 1, shape.end(), [](uint64_t dim) { return dim == 1; });
+    return vector || name.find("ssm_conv1d") != std::string::npos;
+}
+
 // Bytes of a tensor; 0 if its shape or type is impossible.
 uint64_t tensor_bytes(const std::vector<uint64_t> & shape, uint32_t type) {
     if (type >= GGML_TYPE_COUNT || ggml_blck_size((ggml_type)type) == 0 || ggml_type_size((ggml_type)type) == 0) {
@@ -369,6 +470,10 @@ void check_tensors(Reader & in, uint64_t n_tensors, uint64_t alignment) {
         if (tensor.bytes == 0 || !names.insert(tensor.name).second) {
             in.fail("damaged: tensor " + tensor.name + (tensor.bytes ? " is there twice" : " has an impossible shape or type"));
         }
+        if (!is_weight_type(type) || (type != GGML_TYPE_F32 && must_be_f32(tensor.name, shape))) {
+            in.fail("tensor " + tensor.name + " has type " + ggml_type_name((ggml_type)type) +
+                    (is_weight_type(type) ? ", needed is f32" : ", which no weight may have"));
+        }
         tensors.push_back(tensor);
     }
     const uint64_t start = (in.position() + alignment - 1) / alignment * alignment;
@@ -410,6 +515,8 @@ std::string check_gguf(const std::string & path) {
         in.fail("architecture '" + architecture->second + "' is not supported (needed: clover or qwen35moe)");
     }
     check_numbers(in, meta, architecture->second);
+    check_reals(in, meta, architecture->second);
+    check_types(in, meta, architecture->second);
     check_relations(in, meta, architecture->second);
     check_vocabulary(in, meta);
     uint64_t   alignment = GGUF_DEFAULT_ALIGNMENT;

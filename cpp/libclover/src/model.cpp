@@ -20,15 +20,16 @@ static const char * const KEY_NORMALIZER   = ".tokenizer.normalizer"; // after t
 static constexpr float DEFAULT_THRESHOLD = 0.95f; // the release's own acceptance rule
 
 Model::Model(const std::string & path, const clover_model_params & params) : model(nullptr, llama_model_free) {
+    require(params.n_gpu_layers >= -1, CLOVER_ERROR_ARGUMENT, "n_gpu_layers is out of range: -1 (all) or more");
+    const LogCapture      log;
     static std::once_flag backend;
     std::call_once(backend, llama_backend_init);
 
     const std::string  architecture = check_gguf(path);
-    const LogCapture   log;
-    llama_model_params p = llama_model_default_params();
-    p.n_gpu_layers       = params.n_gpu_layers;
-    p.load_mode          = params.use_mmap ? LLAMA_LOAD_MODE_MMAP : LLAMA_LOAD_MODE_NONE;
-    p.check_tensors      = params.check_tensors;
+    llama_model_params p            = llama_model_default_params();
+    p.n_gpu_layers                  = params.n_gpu_layers;
+    p.load_mode                     = params.use_mmap ? LLAMA_LOAD_MODE_MMAP : LLAMA_LOAD_MODE_NONE;
+    p.check_tensors                 = params.check_tensors;
     model.reset(llama_model_load_from_file(path.c_str(), p));
     require(model != nullptr, CLOVER_ERROR_FILE, path + ": loading failed" + log.cause());
     vocab = llama_model_get_vocab(model.get());
@@ -70,6 +71,7 @@ void Model::read_facts(const std::string & architecture) {
     std::string value;
     if (facts.can_block) {
         require(is_valid(facts.mask_token), CLOVER_ERROR_FILE, "the model file names no mask token (tokenizer.ggml.mask_token_id)");
+        require(!is_end(facts.mask_token), CLOVER_ERROR_FILE, "the mask token of the model file also ends answers");
         require(find_metadata(KEY_BLOCK_SIZE, value), CLOVER_ERROR_FILE, std::string("the model file lacks ") + KEY_BLOCK_SIZE);
         facts.block_size = std::atoi(value.c_str());
         require(find_metadata(KEY_SHIFT_LOGITS, value), CLOVER_ERROR_FILE, std::string("the model file lacks ") + KEY_SHIFT_LOGITS);
