@@ -130,7 +130,7 @@ def split(tokenizer):
 
 # what a tokenizer.json has, changed -> what the error names
 REFUSED = [
-    (lambda t: split(t)["pattern"].update(Regex=r"\w+|\s+"), r"unknown pre-tokenizer.*\\w\+\|\\s\+"),
+    (lambda t: split(t)["pattern"].update(Regex=r"\w+|\s+"), r"unknown pre-tokenizer.*\w\+\|\\+s\+"),
     (lambda t: split(t).update(behavior="Removed"), "Split with behavior 'Removed'"),
     (lambda t: t.update(pre_tokenizer={"type": "Whitespace"}), r"unknown pre-tokenizer \(Whitespace\)"),
     (lambda t: t.update(pre_tokenizer=None), r"unknown pre-tokenizer \(none\)"),
@@ -138,6 +138,17 @@ REFUSED = [
     (lambda t: t["model"].update(type="Unigram"), "Unigram"),
     (lambda t: t["model"].update(byte_fallback=True), "byte_fallback"),
     (lambda t: t["model"]["merges"].append(["a", "b", "c"]), "merge"),
+    (lambda t: t["model"]["merges"].append(["\ud800", "a"]), r"merge \['\\ud800', 'a'\] is not valid Unicode"),
+    (lambda t: t["model"]["vocab"].update({"\ud800": 1050}), r"token '\\ud800' is not valid Unicode"),
+    (lambda t: t["model"]["vocab"].update({"": 1050}), "token 1050 is empty"),
+    (lambda t: t["model"]["vocab"].update({"a\0": 1050}), "token 1050 holds a zero byte"),
+    (lambda t: t["model"]["vocab"].update({"[PAD1051]": 1050}), r"'\[PAD1051\]' has the name of the unused id 1051"),
+    (lambda t: t["added_tokens"].append(None), "malformed"),
+    (lambda t: t["added_tokens"].append({"content": ["a"], "id": 1050, "special": True}), "malformed"),
+    (lambda t: t["added_tokens"][4].update(lstrip=True), "'<think>' with lstrip"),
+    (lambda t: t["added_tokens"][4].update(rstrip=True), "'<think>' with rstrip"),
+    (lambda t: t["added_tokens"][4].update(single_word=True), "'<think>' with single_word"),
+    (lambda t: t["added_tokens"][4].update(normalized=True), "'<think>' with normalized"),
     (lambda t: t["model"].pop("vocab"), "malformed.*vocab"),
     (lambda t: t["model"]["vocab"].update(extra=5000), "'extra' has id 5000"),
     (lambda t: t["model"]["vocab"].update(extra=3), "same id 3"),
@@ -152,3 +163,26 @@ def test_what_cannot_be_reproduced_is_refused(copy, change, message):
     with pytest.raises(CheckpointError, match=message):
         metadata(copy)
     assert not copy.with_suffix(".gguf").exists()
+
+
+SETTINGS = [
+    (lambda c: c.update(eos_token=["x"]), r"eos_token \['x'\] is not in the vocabulary"),
+    (lambda c: c.update(eos_token=5), "eos_token 5 is not in the vocabulary"),
+    (lambda c: c.update(eos_token={"content": {}}), "eos_token {} is not in the vocabulary"),
+    (lambda c: c.update(eos_token="<|mask|>"), "the mask token, 1017, is also an end-of-text token"),
+    (lambda c: c.update(chat_template="\ud800"), "the chat template is not valid Unicode"),
+]
+
+
+@pytest.mark.parametrize("change, message", SETTINGS, ids=[message for _, message in SETTINGS])
+def test_tokenizer_settings_at_fault(copy, change, message):
+    (copy / "chat_template.jinja").unlink()
+    edit(copy / "tokenizer_config.json", change)
+    with pytest.raises(CheckpointError, match=message):
+        metadata(copy)
+
+
+def test_second_end_token_is_not_the_mask(copy):
+    (copy / "generation_config.json").write_text('{"eos_token_id": [1016, 1017]}')
+    with pytest.raises(CheckpointError, match="the mask token, 1017, is also an end-of-text token"):
+        metadata(copy)

@@ -3,6 +3,8 @@
 Only what the engine reproduces exactly is accepted: byte-level BPE with a known pre-tokenizer. Anything else is refused by name.
 """
 
+import reprlib
+
 from clover_cpp.errors import CheckpointError
 
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
@@ -39,6 +41,7 @@ def tokenizer_metadata(checkpoint, config):
     try:
         pre, nfc, merges = _pre_tokenizer(raw), _is_nfc(raw), _merges(raw)
         tokens, types = _vocabulary(raw, config.vocab_size)
+        _check_added_tokens(raw, nfc)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise CheckpointError(f"tokenizer.json is malformed ({type(error).__name__}: {error})") from error
     ids = {token: i for i, token in enumerate(tokens)}
@@ -46,6 +49,8 @@ def tokenizer_metadata(checkpoint, config):
     special = _special_ids(ids, settings, [checkpoint.json("generation_config.json") or {}, *sources])
     if config.block:
         special["mask"] = _mask_id(ids, settings, sources)
+        if special["mask"] in (special["eos"], special.get("eot")):
+            raise CheckpointError(f"the mask token, {special['mask']}, is also an end-of-text token")
         types[special["mask"]] = CONTROL
     metadata = [
         ("tokenizer.ggml.model", "str", "gpt2"),
@@ -62,6 +67,14 @@ def tokenizer_metadata(checkpoint, config):
     if template is not None:
         metadata.append(("tokenizer.chat_template", "str", template))
     return metadata
+
+
+def _check_text(text, what):
+    """JSON can hold what UTF-8 cannot: half of a surrogate pair."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise CheckpointError(f"{what} is not valid Unicode") from error
 
 
 def _steps(node, field):
@@ -90,7 +103,7 @@ def _pre_tokenizer(raw):
     for name, known in PRE_TOKENIZERS.items():
         if regex == known:
             return name
-    raise CheckpointError(f"tokenizer.json: unknown pre-tokenizer, its regular expression is {regex}")
+    raise CheckpointError(f"tokenizer.json: unknown pre-tokenizer, its regular expression is {regex!r}")
 
 
 def _is_nfc(raw):
@@ -113,7 +126,8 @@ def _merges(raw):
     pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
     for pair in pairs:
         if len(pair) != 2 or any(not part or " " in part for part in pair):
-            raise CheckpointError(f"tokenizer.json: merge {pair!r} is not a pair of tokens without spaces")
+            raise CheckpointError(f"tokenizer.json: merge {reprlib.repr(pair)} is not a pair of tokens without spaces")
+        _check_text("".join(pair), f"tokenizer.json: merge {reprlib.repr(pair)}")
     return [f"{left} {right}" for left, right in pairs]
 
 
@@ -129,12 +143,24 @@ def _vocabulary(raw, size):
             raise CheckpointError(f"tokenizer.json: tokens {tokens[number]!r} and {content!r} have the same id {number}")
         if ids.setdefault(content, number) != number:
             raise CheckpointError(f"tokenizer.json: token {content!r} has two ids, {ids[content]} and {number}")
-        try:
-            content.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise CheckpointError(f"tokenizer.json: token {content!r} is not valid Unicode") from error
+        _check_text(content, f"tokenizer.json: token {content!r}")
+        if not content or "\0" in content:
+            raise CheckpointError(f"tokenizer.json: token {number} {'holds a zero byte' if content else 'is empty'}")
         tokens[number], types[number] = content, kind
-    return [f"[PAD{i}]" if token is None else token for i, token in enumerate(tokens)], types
+    for i, token in enumerate(tokens):
+        if token is None:
+            tokens[i] = f"[PAD{i}]"
+            if tokens[i] in ids:
+                raise CheckpointError(f"tokenizer.json: token {tokens[i]!r} has the name of the unused id {i}")
+    return tokens, types
+
+
+def _check_added_tokens(raw, nfc):
+    """The engine finds added tokens in the text as it stands, whatever is around them."""
+    for added in raw.get("added_tokens") or []:
+        for flag in ("lstrip", "rstrip", "single_word", *(["normalized"] if nfc else [])):
+            if added.get(flag):
+                raise CheckpointError(f"tokenizer.json: added token {added['content']!r} with {flag} is not supported")
 
 
 def _token_id(ids, settings, field):
@@ -143,8 +169,8 @@ def _token_id(ids, settings, field):
     content = token.get("content") if isinstance(token, dict) else token
     if content is None:
         return None
-    if content not in ids:
-        raise CheckpointError(f"tokenizer_config.json: {field} {content!r} is not in the vocabulary")
+    if not isinstance(content, str) or content not in ids:
+        raise CheckpointError(f"tokenizer_config.json: {field} {reprlib.repr(content)} is not in the vocabulary")
     return ids[content]
 
 
@@ -154,7 +180,7 @@ def _field_ids(ids, sources, field):
     numbers = value if isinstance(value, list) else [value]
     for number in numbers:
         if type(number) is not int or not 0 <= number < len(ids):
-            raise CheckpointError(f"{field} {number!r} is not a token of the vocabulary of {len(ids)}")
+            raise CheckpointError(f"{field} {reprlib.repr(number)} is not a token of the vocabulary of {len(ids)}")
     return numbers
 
 
@@ -193,4 +219,6 @@ def _chat_template(checkpoint, settings):
         template = named.get("default")
     if template is not None and not isinstance(template, str):
         raise CheckpointError("tokenizer_config.json: chat_template is not a text")
+    if template is not None:
+        _check_text(template, "the chat template")
     return template
