@@ -88,7 +88,7 @@ def test_null_pointers_give_a_code(session):
     assert lib.clover_model_load(b"x", none, none) == ARGUMENT
     assert lib.clover_session_new(none, none, c.byref(c.c_void_p())) == ARGUMENT
     assert lib.clover_session_new(session.model, none, none) == ARGUMENT
-    for name in ("feed", "generate", "begin", "step"):
+    for name in ("feed", "check", "generate", "begin", "step"):
         function = getattr(lib, f"clover_session_{name}")
         assert function(*[none if t is not c.c_int32 else 1 for t in function.argtypes]) == ARGUMENT, name
         assert native.last_error()
@@ -150,6 +150,7 @@ def test_structs_of_older_and_newer_callers(session):
 )
 def test_parameters_out_of_range(session, values):
     session.feed(1, 2)
+    assert session.lib.clover_session_check(session.session, session.params(**values)) == ARGUMENT
     assert session.generate(**values) == ARGUMENT
     assert next(iter(values)).removeprefix("n_") in native.last_error()
     assert session.generate(max_tokens=1) == OK

@@ -110,10 +110,94 @@ def test_arguments_out_of_range(clover, values):
         clover.generate("Hello", **values)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ((b"Hello",), clover_cpp.ArgumentError),
+        (({"role": "user", "content": "x"},), clover_cpp.ArgumentError),
+        (([True, False],), clover_cpp.ArgumentError),
+        (([1, 1.5],), clover_cpp.TemplateError),
+        (([2**40],), clover_cpp.ArgumentError),
+        (([],), clover_cpp.ArgumentError),
+        (("Hello " * 600,), clover_cpp.ContextFullError),
+        (("Hello", "block", 1.5), clover_cpp.ArgumentError),
+        (("Hello", "block", None, None, None, -1.0), clover_cpp.ArgumentError),
+        (("Hello", "block", None, 1000), clover_cpp.ArgumentError),
+    ],
+)
+def test_a_refused_prompt_leaves_the_conversation(clover, arguments, error):
+    clover.clear()
+    "".join(clover.generate("Something else", max_tokens=3))
+    held = clover.tokens
+    with pytest.raises(error):
+        clover.generate(*arguments)
+    assert clover.tokens == held
+
+
+def test_prompts_and_stops_of_other_types(clover):
+    import numpy
+
+    clover.clear()
+    expected = "".join(clover.generate([1, 2, 3], max_tokens=9))
+    clover.clear()
+    assert "".join(clover.generate(numpy.array([1, 2, 3]), max_tokens=numpy.int32(9), stop=None)) == expected
+    assert clover.detokenize(numpy.array([1, 2])) == clover.detokenize([1, 2])
+    for stop in (b"x", [1], "\udcff"):
+        with pytest.raises(clover_cpp.ArgumentError, match="stop"):
+            clover.generate("Hello", stop=stop)
+    with pytest.raises(clover_cpp.ArgumentError, match="zero"):
+        Clover(f"{model_files.clover()[0]}\0x")
+
+
+def test_closing_a_model_in_use(clover):
+    """From another thread, or from inside a callback: refused, and the answer goes on."""
+    with Clover(model_files.clover(sharp=True)[0], n_ctx=512, n_threads=1) as made:
+        expected = "".join(made.generate("Hello", max_tokens=200))
+        made.clear()
+        answer, errors = made.generate("Hello", max_tokens=200, events=True), []
+        read = answer._read_step
+
+        def close_inside(step):
+            for call in (made.close, made.clear, lambda: made.generate("World")):
+                with pytest.raises(clover_cpp.BusyError):
+                    call()
+            thread = threading.Thread(target=lambda: errors.append(pytest.raises(clover_cpp.BusyError, made.close)))
+            thread.start()
+            thread.join()
+            return read(step)
+
+        answer._read_step = close_inside
+        assert "".join(event.text for event in answer if isinstance(event, Text)) == expected
+        assert errors and answer.stats.finish == "length"
+        answer = made.generate("Hello again")
+    assert pytest.raises(clover_cpp.ArgumentError, list, answer).match("closed")
+
+
+def test_closing_while_another_thread_iterates():
+    made, found = Clover(model_files.clover()[0], n_ctx=512, n_threads=1), []
+
+    def work():
+        try:
+            found.append("".join(made.generate("Hello", max_tokens=400, mode="ar")))
+        except clover_cpp.ArgumentError as error:
+            found.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    while True:
+        try:
+            made.close()
+            break
+        except clover_cpp.BusyError:
+            time.sleep(0.0001)
+    thread.join()
+    assert len(found) == 1
+
+
 def test_errors_have_their_classes(clover, tmp_path):
     with pytest.raises(clover_cpp.ContextFullError, match="512"):
         clover.generate([1] * 513)
-    with pytest.raises(clover_cpp.ArgumentError, match="feed"):
+    with pytest.raises(clover_cpp.ArgumentError, match="empty"):
         clover.generate("")
     with pytest.raises(clover_cpp.ArgumentError, match="5000"):
         clover.generate([5000])

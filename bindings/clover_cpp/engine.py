@@ -1,10 +1,13 @@
 """`Clover`: a model file and one conversation with it."""
 
+import contextlib
 import ctypes as c
+import operator
 import os
+import threading
 
 from . import interrupt, native
-from .errors import ArgumentError, TemplateError
+from .errors import ArgumentError, BusyError, CloverError, ContextFullError, TemplateError
 from .events import ModelInfo, Stats, Step, Text, from_struct
 from .template import render
 
@@ -16,6 +19,10 @@ def _choice(name, value, table):
 
 
 def _integer(name, value, low=-(2**31), high=2**31 - 1):
+    """`value` as an int: any whole number (NumPy's too), but no bool."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise ArgumentError(f"{name} is {value!r}, it must be a whole number")
+    value = operator.index(value)
     if not low <= value <= high:
         raise ArgumentError(f"{name} is {value}, it must be in {low} to {high}")
     return value
@@ -27,7 +34,13 @@ def _array(tokens):
 
 
 def _stop_strings(stop):
-    encoded = [text.encode() for text in ([stop] if isinstance(stop, str) else stop)]
+    texts = [stop] if isinstance(stop, str) else stop or ()
+    if not all(isinstance(text, str) for text in texts):
+        raise ArgumentError("stop is not a text or several")
+    try:
+        encoded = [text.encode() for text in texts]
+    except UnicodeEncodeError:
+        raise ArgumentError("a stop string is not UTF-8") from None
     if any(b"\0" in text for text in encoded):
         raise ArgumentError("a stop string holds a zero character")
     return (c.c_char_p * len(encoded))(*encoded), len(encoded)
@@ -41,14 +54,15 @@ class Generation:
 
     def __init__(self, clover, params, events):
         self._clover = clover
-        self._turn = clover._turn  # only the newest answer may step
         self._events = events
         self._queue = []
         self._error = None
         self._done = False
         params.on_step = native.StepCallback(self._on_step) if events else native.StepCallback()
         params.on_text = native.TextCallback(self._on_text)
-        native.check(clover._lib.clover_session_begin(clover._session, params))
+        with clover._open() as lib:
+            native.check(lib.clover_session_begin(clover._session, params))
+        self._turn = clover._turn  # only the newest answer may step
         self._params = params  # the library calls into it
 
     def _on_step(self, step, _):
@@ -87,8 +101,8 @@ class Generation:
             self._done = True
             raise ArgumentError("this answer was dropped: a newer one was begun, or the model was closed")
         done = c.c_bool()
-        with interrupt.delayed():
-            status = self._clover._lib.clover_session_step(self._clover._session, done)
+        with interrupt.delayed(), self._clover._open() as lib:
+            status = lib.clover_session_step(self._clover._session, done)
             self._done = done.value
         native.check(status)
         if self._error is not None:
@@ -103,7 +117,8 @@ class Generation:
     def close(self):
         """Cancel the answer if it is not finished."""
         if not self._done and self._clover._turn == self._turn:
-            self._clover._lib.clover_session_cancel(self._clover._session)
+            with self._clover._open() as lib:
+                lib.clover_session_cancel(self._clover._session)
             self._step()
         self._done = True
         self._queue.clear()
@@ -116,7 +131,8 @@ class Generation:
 
     def __del__(self):
         if hasattr(self, "_params"):
-            self.close()
+            with contextlib.suppress(CloverError):  # another thread is inside
+                self.close()
 
 
 class Clover:
@@ -125,12 +141,16 @@ class Clover:
     `path`: a file of architecture `clover` or `qwen35moe`. `n_ctx`: most tokens of the conversation, 0 or more than the
     model's limit: that limit. `n_threads`: 0 for all cores. `n_batch`: most prompt tokens in one pass. `kv_type`: "f16",
     "f32", "q8_0". `flash_attn`: "auto", "on", "off". `n_gpu_layers`: -1 for all.
-    Raises ModelFileError, ArgumentError, ResourceError.
+    Threads may share it: one at a time is inside, others get BusyError. Raises ModelFileError, ArgumentError, ResourceError.
     """
 
     def __init__(self, path, n_ctx=4096, n_threads=0, kv_type="f16", flash_attn="auto", n_batch=512, n_gpu_layers=-1):
         self._model, self._session, self._turn = c.c_void_p(), c.c_void_p(), 0
+        self._lock, self._inside = threading.RLock(), 0  # a collected `Generation` may close itself anywhere
         self._lib = native.library()
+        path = os.fsencode(path)
+        if b"\0" in path:
+            raise ArgumentError("the path of the model holds a zero character")
         model = native.defaults(native.ModelParams, "clover_model_default_params")
         model.n_gpu_layers = _integer("n_gpu_layers", n_gpu_layers)
         session = native.defaults(native.SessionParams, "clover_session_default_params")
@@ -139,7 +159,7 @@ class Clover:
         session.n_threads = _integer("n_threads", n_threads)
         session.kv_type = _choice("kv_type", kv_type, native.KV_TYPES)
         session.flash_attn = _choice("flash_attn", flash_attn, native.FLASH_ATTN)
-        native.check(self._lib.clover_model_load(os.fsencode(path), model, self._model))
+        native.check(self._lib.clover_model_load(path, model, self._model))
         try:
             native.check(self._lib.clover_session_new(self._model, session, self._session))
         except BaseException:
@@ -147,11 +167,15 @@ class Clover:
             raise
 
     def close(self):
-        """Free the model; further use raises ArgumentError."""
-        self._turn += 1
-        self._lib.clover_session_free(self._session)
-        self._lib.clover_model_free(self._model)
-        self._model, self._session = c.c_void_p(), c.c_void_p()
+        """Free the model; further use raises ArgumentError. Raises BusyError while it is in use, by another thread say."""
+        with self._lock:
+            if self._inside:
+                raise BusyError("the model cannot be closed while it is in use (by another thread, or by the caller of this)")
+            self._turn += 1
+            session, self._session = self._session, c.c_void_p()
+            model, self._model = self._model, c.c_void_p()
+        self._lib.clover_session_free(session)
+        self._lib.clover_model_free(model)
 
     def __enter__(self):
         return self
@@ -163,60 +187,74 @@ class Clover:
         if hasattr(self, "_lib"):
             self.close()
 
+    @contextlib.contextmanager
     def _open(self):
-        if not self._session:
-            raise ArgumentError("this model is closed")
-        return self._lib
+        """The library, while this model cannot be closed."""
+        with self._lock:
+            if not self._session:
+                raise ArgumentError("this model is closed")
+            self._inside += 1
+        try:
+            yield self._lib
+        finally:
+            with self._lock:
+                self._inside -= 1
 
     @property
     def info(self):
         """`ModelInfo` of the file."""
-        return from_struct(ModelInfo, native.filled(native.ModelInfo, self._open().clover_model_get_info, self._model))
+        with self._open() as lib:
+            return from_struct(ModelInfo, native.filled(native.ModelInfo, lib.clover_model_get_info, self._model))
 
     @property
     def n_ctx(self):
         """Most tokens of the conversation."""
-        return self._open().clover_session_n_ctx(self._session)
+        with self._open() as lib:
+            return lib.clover_session_n_ctx(self._session)
 
     @property
     def stats(self):
         """`Stats` of the last answer."""
-        stats = native.filled(native.Stats, self._open().clover_session_get_stats, self._session)
+        with self._open() as lib:
+            stats = native.filled(native.Stats, lib.clover_session_get_stats, self._session)
         return from_struct(Stats, stats, finish=native.FINISH[stats.finish])
 
     @property
     def tokens(self):
         """Token ids of the conversation, answers included."""
-        lib, capacity = self._open(), self.n_ctx
-        out = (c.c_int32 * capacity)()
-        n = lib.clover_session_tokens(self._session, out, capacity)
-        if n == native.FAILED:
-            raise native.ERRORS[6](native.last_error())
+        with self._open() as lib:
+            capacity = self.n_ctx
+            out = (c.c_int32 * capacity)()
+            n = lib.clover_session_tokens(self._session, out, capacity)
+            if n == native.FAILED:
+                raise BusyError(native.last_error())
         return out[:n]
 
     def metadata(self, key):
         """A metadata value of the file as text, or None."""
-        value = self._open().clover_model_metadata(self._model, key.encode())
+        with self._open() as lib:
+            value = lib.clover_model_metadata(self._model, key.encode())
         return None if value is None else value.decode("utf-8", "replace")
 
     def tokenize(self, text, special=True):
         """Token ids of a text. special: control tokens written in it, such as <|im_start|>, become that token."""
-        lib, data = self._open(), text.encode("utf-8", "replace")
+        data = text.encode("utf-8", "replace")
+        with self._open() as lib:
 
-        def call(out, capacity):
-            return lib.clover_tokenize(self._model, data, len(data), special, out, capacity)
+            def call(out, capacity):
+                return lib.clover_tokenize(self._model, data, len(data), special, out, capacity)
 
-        return self._counted(call, lambda n: (c.c_int32 * n)())[:]
+            return self._counted(call, lambda n: (c.c_int32 * n)())[:]
 
     def detokenize(self, tokens, special=False):
         """Text of token ids; bytes that are no UTF-8 become U+FFFD. special: control tokens are written too."""
-        lib = self._open()
         array, n_tokens = _array(tokens)
+        with self._open() as lib:
 
-        def call(out, capacity):
-            return lib.clover_detokenize(self._model, array, n_tokens, special, out, capacity)
+            def call(out, capacity):
+                return lib.clover_detokenize(self._model, array, n_tokens, special, out, capacity)
 
-        return self._counted(call, c.create_string_buffer).raw.decode("utf-8", "replace")
+            return self._counted(call, c.create_string_buffer).raw.decode("utf-8", "replace")
 
     @staticmethod
     def _counted(call, make):
@@ -240,8 +278,22 @@ class Clover:
 
     def clear(self):
         """Forget the conversation."""
-        self._turn += 1
-        native.check(self._open().clover_session_clear(self._session))
+        with self._open() as lib:
+            native.check(lib.clover_session_clear(self._session))
+            self._turn += 1
+
+    def _check(self, params, tokens):
+        """Whatever would refuse this answer, before anything is forgotten for it."""
+        n_vocab, n_ctx = self.info.n_vocab, self.n_ctx
+        if not tokens:
+            raise ArgumentError("there is nothing to answer: the prompt is empty")
+        for token in tokens:
+            if not 0 <= token < n_vocab:
+                raise ArgumentError(f"token {token} is not in the vocabulary of {n_vocab}")
+        if len(tokens) > n_ctx:
+            raise ContextFullError(f"{len(tokens)} tokens do not fit into the context of {n_ctx}")
+        with self._open() as lib:
+            native.check(lib.clover_session_check(self._session, params))
 
     def _feed(self, tokens):
         """Make `tokens` the conversation; what is evaluated of it already stays."""
@@ -250,14 +302,18 @@ class Clover:
             self.clear()
             held = []
         array, n = _array(tokens[len(held) :])
-        native.check(self._lib.clover_session_feed(self._session, array, n))
+        with self._open() as lib:
+            native.check(lib.clover_session_feed(self._session, array, n))
+            self._turn += 1
 
     def _prompt_tokens(self, prompt, tools, enable_thinking):
         if isinstance(prompt, str):
             return self.tokenize(prompt)
+        if isinstance(prompt, bytes | bytearray | dict):
+            raise ArgumentError(f"the prompt is a {type(prompt).__name__}; give a text, a list of messages, or token ids")
         prompt = list(prompt)
-        if all(isinstance(item, int) for item in prompt):
-            return prompt
+        if all(hasattr(item, "__index__") for item in prompt):
+            return [_integer("token", item) for item in prompt]
         return self.tokenize(self.render(prompt, tools, enable_thinking))
 
     def generate(
@@ -286,9 +342,8 @@ class Clover:
         denoised together, None for the model's block size. `threshold`: confidence above which a position is fixed, None for
         the model's. `temperature` 0: the most likely token; `top_k` 0, `top_p` 1 and `min_p` 0 keep all. `stop`: one text or
         several that end the answer. `special`: control tokens are written as text.
-        Raises ArgumentError, ContextFullError, UnsupportedError, TemplateError.
+        Raises ArgumentError, ContextFullError, UnsupportedError, TemplateError, BusyError; the conversation is then as it was.
         """
-        self._open()
         params = native.defaults(native.GenerateParams, "clover_generate_default_params")
         params.mode = _choice("mode", mode, native.MODES)
         params.max_tokens = -1 if max_tokens is None else _integer("max_tokens", max_tokens, 0)
@@ -300,6 +355,6 @@ class Clover:
         params.special = special
         params.stop, params.n_stop = _stop_strings(stop)
         tokens = self._prompt_tokens(prompt, tools, enable_thinking)
-        self._turn += 1
+        self._check(params, tokens)
         self._feed(tokens)
         return Generation(self, params, events)

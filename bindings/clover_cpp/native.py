@@ -156,6 +156,7 @@ FUNCTIONS = {  # name: (result, arguments), as in clover.h
     "clover_session_tokens": (_I32, [_P, c.POINTER(_I32), _I32]),
     "clover_session_n_ctx": (_I32, [_P]),
     "clover_generate_default_params": (None, [c.POINTER(GenerateParams), c.c_size_t]),
+    "clover_session_check": (c.c_int, [_P, c.POINTER(GenerateParams)]),
     "clover_session_generate": (c.c_int, [_P, c.POINTER(GenerateParams)]),
     "clover_session_begin": (c.c_int, [_P, c.POINTER(GenerateParams)]),
     "clover_session_step": (c.c_int, [_P, c.POINTER(c.c_bool)]),

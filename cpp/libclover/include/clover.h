@@ -212,6 +212,9 @@ struct clover_generate_params {
 
 CLOVER_API void clover_generate_default_params(struct clover_generate_params * params, size_t size);
 
+/* Whether these params are in range and the model can do it, so that begin would take them; changes nothing. */
+CLOVER_API clover_status clover_session_check(clover_session * session, const struct clover_generate_params * params);
+
 /*
  * Generate one answer after the session's tokens; it becomes part of them (end token included). The answer's tokens are
  * evaluated when they are needed, the last ones by the next call.

@@ -10,7 +10,35 @@
 namespace clover {
 namespace {
 
-void check(const Model & model, const Context & context, const clover_generate_params & p) {
+SamplerParams sampling(const clover_generate_params & p) {
+    SamplerParams out;
+    out.temperature = p.temperature;
+    out.top_k       = p.top_k;
+    out.top_p       = p.top_p;
+    out.min_p       = p.min_p;
+    out.seed        = p.seed;
+    return out;
+}
+
+const clover_generate_params & checked(const Model & model, const Context & context, const clover_generate_params & p) {
+    Answer::check(model, context, p);
+    return p;
+}
+
+// Adds the time until its end to a count of seconds.
+class Timer {
+  public:
+    explicit Timer(double & seconds) : seconds(seconds), began(std::chrono::steady_clock::now()) {}
+    ~Timer() { seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count(); }
+
+  private:
+    double &                              seconds;
+    std::chrono::steady_clock::time_point began;
+};
+
+} // namespace
+
+void Answer::check(const Model & model, const Context & context, const clover_generate_params & p) {
     const auto in_range = [](const char * name, bool ok, const char * allowed) {
         require(ok, CLOVER_ERROR_ARGUMENT, std::string(name) + " is out of range: " + allowed);
     };
@@ -30,34 +58,6 @@ void check(const Model & model, const Context & context, const clover_generate_p
         in_range("stop", p.stop[i] != nullptr && p.stop[i][0] != '\0', "a stop string is not NULL and not empty");
     }
 }
-
-SamplerParams sampling(const clover_generate_params & p) {
-    SamplerParams out;
-    out.temperature = p.temperature;
-    out.top_k       = p.top_k;
-    out.top_p       = p.top_p;
-    out.min_p       = p.min_p;
-    out.seed        = p.seed;
-    return out;
-}
-
-const clover_generate_params & checked(const Model & model, const Context & context, const clover_generate_params & p) {
-    check(model, context, p);
-    return p;
-}
-
-// Adds the time until its end to a count of seconds.
-class Timer {
-  public:
-    explicit Timer(double & seconds) : seconds(seconds), began(std::chrono::steady_clock::now()) {}
-    ~Timer() { seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count(); }
-
-  private:
-    double &                              seconds;
-    std::chrono::steady_clock::time_point began;
-};
-
-} // namespace
 
 Answer::Answer(const Model & model, Context & context, std::vector<int32_t> & tokens, const clover_generate_params & given,
                int32_t n_fed) :

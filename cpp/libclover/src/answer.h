@@ -17,6 +17,9 @@ class Answer {
     Answer(const Model & model, Context & context, std::vector<int32_t> & tokens, const clover_generate_params & params,
            int32_t n_fed);
 
+    // Throws unless params are in range and the model can do it.
+    static void check(const Model & model, const Context & context, const clover_generate_params & params);
+
     // At most one pass of the model.
     void step();
     void cancel() { end(CLOVER_FINISH_CANCELLED); }

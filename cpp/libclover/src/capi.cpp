@@ -235,6 +235,13 @@ void clover_generate_default_params(clover_generate_params * params, size_t size
     write_struct(params, size, generate_defaults());
 }
 
+clover_status clover_session_check(clover_session * session, const clover_generate_params * params) {
+    return guarded([&] {
+        require_given(session, "session");
+        session->session.check(read_struct(params, generate_defaults()));
+    });
+}
+
 clover_status clover_session_generate(clover_session * session, const clover_generate_params * params) {
     return guarded([&] {
         require_given(session, "session");

@@ -19,6 +19,7 @@ class Session {
 
     void feed(const int32_t * more, int32_t n);
     void clear();
+    void check(const clover_generate_params & params) const { Answer::check(*model, context, params); }
     void begin(const clover_generate_params & params);
     bool step(); // true: the answer is finished
     void cancel() { cancelled = true; }
