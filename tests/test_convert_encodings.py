@@ -41,6 +41,16 @@ def test_sizes_and_numbers_equal_those_of_the_gguf_package(type):
     assert encoding.file_type == gguf.LlamaFileType[names[type]]
 
 
+@pytest.mark.parametrize("type", list(ENCODINGS))
+@pytest.mark.filterwarnings("error")
+def test_tiny_values_are_no_warning_and_read_back_as_nearly_zero(type):
+    rows = np.zeros((4, 32), np.float32)
+    rows[:, :8] = np.float32([1e-45, 1e-42, 1e-38, 1e-30])[:, None]
+    raw = ENCODINGS[type].encode(rows).view(np.uint8).reshape(4, -1)
+    found = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[type.upper()])
+    assert np.abs(found - rows).max() <= 1e-30
+
+
 def test_f16_takes_its_largest_value_and_refuses_the_next():
     largest = np.full((1, 32), 65504, np.float32)
     assert ENCODINGS["f16"].encode(largest)[0, 0] == 65504

@@ -134,6 +134,8 @@ def test_clover_config_at_fault(use, change, message):
 
 
 NORM = "model.layers.1.input_layernorm.weight"
+A_LOG = "model.layers.0.linear_attn.A_log"
+EXPERT = "model.layers.2.mlp.experts.5.up_proj.weight"
 OUT = "model.layers.0.linear_attn.out_proj.weight"
 TENSORS = [
     ("qwen", lambda t: t.pop(NORM), f"missing.*{NORM}"),
@@ -155,6 +157,8 @@ TENSORS = [
     ("qwen", lambda t: t.update({NORM: t[NORM].double()}), f"{NORM}' is F64"),
     ("qwen", lambda t: t[OUT].view(-1)[77].fill_(float("nan")), f"{OUT}' has values that are not finite"),
     ("qwen", lambda t: t[OUT].view(-1)[77].fill_(float("-inf")), f"{OUT}' has values that are not finite"),
+    ("qwen", lambda t: t[EXPERT][0].fill_(1e7), f"{EXPERT}': a value is too large"),
+    ("qwen", lambda t: t[A_LOG].fill_(100), f"{A_LOG}' has values too large for blk.0.ssm_a"),
     ("qwen", lambda t: t[OUT].view(-1)[77].fill_(1e7), f"{OUT}': a value is too large"),
 ]
 
@@ -328,10 +332,11 @@ def test_unreadable_checkpoint_files(use):
     refused(folder, "model.safetensors: not a regular file")
 
 
-def python(code, *arguments, **options):
+def python(code, *arguments, **variables):
     """Run Python code with the converter importable; `arguments` are its sys.argv[1:]."""
     command = [sys.executable, "-c", code, *map(str, arguments)]
-    return subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, **options)
+    variables = {name: str(int(value)) for name, value in variables.items()}
+    return subprocess.run(command, env={**ENVIRONMENT, **variables}, capture_output=True, text=True)
 
 
 LIMITED = """
@@ -360,11 +365,11 @@ def test_interrupted(use, tmp_path):
 
 
 TERMINATED = """
-import os, signal
+import os
 import clover_convert.conversion as conversion
 encode = conversion._encode
 def slow(*arguments):
-    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), int(os.environ["SIGNAL"]))
     return encode(*arguments)
 conversion._encode = slow
 from clover_convert.cli import main
@@ -372,10 +377,11 @@ main()
 """
 
 
-def test_terminated(use, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_terminated(use, tmp_path, number):
     (tmp_path / "out").mkdir()
-    run = python(TERMINATED, use("qwen"), tmp_path / "out" / "model.gguf")
-    assert run.returncode == 128 + signal.SIGTERM
+    run = python(TERMINATED, use("qwen"), tmp_path / "out" / "model.gguf", SIGNAL=number)
+    assert run.returncode == 128 + number, run.stderr
     assert not os.listdir(tmp_path / "out")
 
 
@@ -401,6 +407,19 @@ def test_command_reports_errors_on_one_line(use, tmp_path):
     assert os.listdir(tmp_path) == ["qwen"]
     run = command(folder, tmp_path / "model.gguf", "--type", "q4_k")
     assert run.returncode == 2 and "q4_k" in run.stderr
+    for arguments in ((), (folder,), (folder, "a", "b"), ("--absent",), (folder, "a", "--type", "q4_k")):
+        run = command(*arguments)
+        assert run.returncode == 2 and not run.stdout
+        assert re.fullmatch(r"clover-convert: error: .* \(see clover-convert --help\)\n", run.stderr), run.stderr
+
+
+def test_command_shows_names_on_one_line(use, tmp_path):
+    folder = use("qwen")
+    run = command(folder, tmp_path / "a\nb\x1b[31m.gguf")
+    assert run.returncode == 0 and run.stdout.count("\n") == 1 and "a\ufffdb\ufffd[31m.gguf: q8_0" in run.stdout
+    edit_tensors(folder, lambda t: t.update({"a\nb": torch.zeros(1)}))
+    run = command(folder, tmp_path / "model.gguf")
+    assert run.returncode == 1 and run.stderr.count("\n") == 1 and "unknown in a checkpoint of this kind: a\ufffdb" in run.stderr
 
 
 PEAK = """

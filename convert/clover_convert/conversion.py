@@ -39,8 +39,8 @@ def convert(folder, output, type="q8_0", progress=None):
             writer = GGUFWriter(file, metadata, [entry for entry, _ in entries])
             done = 0
             for tensor, (_, encoding) in zip(outputs, entries, strict=True):
-                for chunk in _chunks(tensor, config):
-                    done += writer.write(_encode(tensor, encoding, chunk))
+                for source, rows in _chunks(tensor, config):
+                    done += writer.write(_encode(source, encoding, rows))
                     if progress:
                         progress(done, writer.data_bytes)
                 writer.end_tensor()
@@ -57,18 +57,26 @@ def _entry(tensor, type):
 
 
 def _chunks(tensor, config):
-    """The float32 rows of a tensor to write, transformed, a bounded number at a time."""
+    """A tensor to write as (name in the checkpoint, transformed float32 rows), a bounded number of rows at a time."""
     for source, start, stop in tensor.pieces:
         step = max(1, CHUNK // source.row_length)
         for first in range(start, stop, step):
             rows = source.rows(first, min(first + step, stop))
-            if not np.isfinite(rows).all():
-                raise CheckpointError(f"tensor {source.name!r} has values that are not finite (NaN or infinity)")
-            yield tensor.values(rows, config) if tensor.values else rows
+            _check_finite(rows, f"tensor {source.name!r} has values that are not finite (NaN or infinity)")
+            if tensor.values:
+                with np.errstate(over="ignore"):
+                    rows = tensor.values(rows, config)
+                _check_finite(rows, f"tensor {source.name!r} has values too large for {tensor.name}")
+            yield source.name, rows
 
 
-def _encode(tensor, encoding, rows):
+def _check_finite(rows, message):
+    if not np.isfinite(rows).all():
+        raise CheckpointError(message)
+
+
+def _encode(name, encoding, rows):
     try:
         return encoding.encode(rows)
     except EncodingError as error:
-        raise CheckpointError(f"tensor {tensor.pieces[0][0].name!r}: {error}") from error
+        raise CheckpointError(f"tensor {name!r}: {error}") from error

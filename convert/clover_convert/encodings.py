@@ -43,17 +43,17 @@ def encode_q8_0(rows):
     """float32 [n, k], k a multiple of 32, to blocks of a float16 scale and 32 signed bytes."""
     x = np.ascontiguousarray(rows, np.float32).reshape(-1, 32)
     scale = np.abs(x).max(axis=1) / np.float32(127)
-    inverse = np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale != 0)
-    x = x * inverse[:, None]
-    size = np.abs(x)
-    whole = np.floor(size)
-    whole += size - whole >= 0.5  # half away from zero; adding 0.5 first would round 0.49999997 up
     blocks = np.empty(len(x), Q8_BLOCK)
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):  # the inverse of a denormal scale is infinite; the stored scale is 0 then
+        inverse = np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale != 0)
+        x = x * inverse[:, None]
+        size = np.abs(x)
+        whole = np.floor(size)
+        whole += size - whole >= 0.5  # half away from zero; adding 0.5 first would round 0.49999997 up
         blocks["d"] = scale
+        blocks["q"] = np.copysign(whole, x)
     if np.isinf(blocks["d"]).any():
         raise EncodingError("a value is too large for the float16 scale of q8_0: use --type bf16 or f32")
-    blocks["q"] = np.copysign(whole, x)
     return blocks
 
 
