@@ -413,6 +413,15 @@ def test_command_reports_errors_on_one_line(use, tmp_path):
         assert re.fullmatch(r"clover-convert: error: .* \(see clover-convert --help\)\n", run.stderr), run.stderr
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_command_with_a_full_standard_output(use, tmp_path):
+    run = [sys.executable, "-m", "clover_convert", use("qwen"), tmp_path / "model.gguf"]
+    with open("/dev/full", "w") as full:
+        run = subprocess.run(run, env=ENVIRONMENT, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert run.returncode == 1
+    assert run.stderr == "clover-convert: error: cannot write to standard output: No space left on device\n"
+
+
 def test_command_shows_names_on_one_line(use, tmp_path):
     folder = use("qwen")
     run = command(folder, tmp_path / "a\nb\x1b[31m.gguf")

@@ -98,10 +98,14 @@ def test_mask_token_from_either_file(copy):
 
 
 def test_several_end_tokens(copy):
-    (copy / "generation_config.json").write_text('{"eos_token_id": [1016, 1014]}')
+    (copy / "generation_config.json").write_text('{"eos_token_id": [1016, 1014, 1015]}')
     found = metadata(copy)
     assert found["tokenizer.ggml.eos_token_id"] == 1016
     assert found["tokenizer.ggml.eot_token_id"] == 1014
+    assert found["tokenizer.ggml.eom_token_id"] == 1015
+    (copy / "generation_config.json").write_text('{"eos_token_id": [1016, 1014, 1015, 1020]}')
+    with pytest.raises(CheckpointError, match="4 end tokens"):
+        metadata(copy)
 
 
 def test_chat_template_of_tokenizer_config(copy):

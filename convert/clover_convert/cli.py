@@ -1,5 +1,6 @@
 """The command `clover-convert`."""
 
+import os
 import pathlib
 import signal
 import sys
@@ -36,6 +37,17 @@ def _fail(message, code):
     sys.exit(code)
 
 
+def _report(text):
+    """Print a line; a standard output that takes none (a closed pipe, a full disk) is an error like others."""
+    try:
+        if sys.stdout:
+            sys.stdout.reconfigure(errors="replace")
+            print(text, flush=True)
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes it once more
+        _fail(f"cannot write to standard output: {error.strerror}", 1)
+
+
 def _printable(text):
     """Text of one line, without what a terminal would obey or UTF-8 cannot hold: names come from files."""
     return "".join("\ufffd" if unicodedata.category(char) in ("Cc", "Cs") else char for char in text)
@@ -65,7 +77,7 @@ def main(checkpoint, output, type_, quiet):
         with click.progressbar(length=1, label=_printable(output.name), file=sys.stderr) as bar:
             size = convert(checkpoint, output, type_, progress=lambda done, total: _show(bar, done, total))
     if not quiet:
-        print(f"{_printable(str(output))}: {type_}, {size / 1e6:.1f} MB")
+        _report(f"{_printable(str(output))}: {type_}, {size / 1e6:.1f} MB")
 
 
 def _show(bar, done, total):

@@ -27,6 +27,7 @@ SPECIAL = {
     "padding": ("pad_token", "pad_token_id"),
     "bos": ("bos_token", "bos_token_id"),
 }
+MORE_ENDS = ("eot", "eom")  # metadata keys of the second and third end token
 
 
 def tokenizer_metadata(checkpoint, config):
@@ -49,7 +50,7 @@ def tokenizer_metadata(checkpoint, config):
     special = _special_ids(ids, settings, [checkpoint.json("generation_config.json") or {}, *sources])
     if config.block:
         special["mask"] = _mask_id(ids, settings, sources)
-        if special["mask"] in (special["eos"], special.get("eot")):
+        if special["mask"] in [special[name] for name in ("eos", *MORE_ENDS) if name in special]:
             raise CheckpointError(f"the mask token, {special['mask']}, is also an end-of-text token")
         types[special["mask"]] = CONTROL
     metadata = [
@@ -193,8 +194,10 @@ def _special_ids(ids, settings, sources):
             candidates = [named] + [number for number in candidates if number != named]
         if candidates:
             special[name] = candidates[0]
-        if name == "eos" and len(candidates) > 1:
-            special["eot"] = candidates[1]
+        if name == "eos":
+            special.update(zip(MORE_ENDS, candidates[1:], strict=False))
+            if len(candidates) > 1 + len(MORE_ENDS):
+                raise CheckpointError(f"{len(candidates)} end tokens ({field}); a GGUF file holds {1 + len(MORE_ENDS)}")
     if "eos" not in special:
         raise CheckpointError("no end-of-text token: neither tokenizer_config.json nor config.json names one")
     return special
