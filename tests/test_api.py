@@ -240,6 +240,17 @@ def test_pieces_are_whole_characters_and_a_prefix(session):
         assert all(piece.decode() for piece in pieces)
 
 
+def tokens_of(session, n):
+    """How many of the answer's tokens have a part in its first n characters."""
+    tokens = session.tokens()[2:]
+    out = c.create_string_buffer(4096)
+    for count in range(len(tokens) + 1):
+        size = session.lib.clover_detokenize(session.model, (c.c_int32 * count)(*tokens[:count]), count, False, out, 4096)
+        if len(out.raw[:size].decode("utf-8", "replace")) >= n:
+            return count
+    raise AssertionError("the tokens have less text")
+
+
 @pytest.mark.parametrize("mode", [0, 1])
 def test_stop_string_is_found_wherever_it_stands(session, mode):
     options = {"mode": mode, "max_tokens": 120, "temperature": 2.0, "seed": 3, "threshold": 0.001}
@@ -254,6 +265,8 @@ def test_stop_string_is_found_wherever_it_stands(session, mode):
         status, pieces, stats = session.text(stop=[stop.encode(), b"never there"], **options)
         assert status == OK and stats.finish == FINISH["stop_string"]
         assert b"".join(pieces).decode() == text[: text.index(stop)]
+        assert stats.tokens == tokens_of(session, text.index(stop))
+        assert mode == 0 or stats.tokens_per_step <= 1
         assert len(session.tokens()) <= start
 
 

@@ -262,6 +262,8 @@ def test_template_matches_transformers():
         "{{ raise_exception('no') }}",
         "{{ 1 / 0 }}",
         "{{ none.strip() }}",
+        "{% break %}",
+        "{% for a in [1] %}" * 25 + "{% endfor %}" * 25,
     ],
 )
 def test_hostile_or_broken_templates(source):
@@ -278,7 +280,7 @@ def test_jinja_has_the_sandbox_fixes():
 
 def command(*arguments, **options):
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "bindings")}
-    line = [sys.executable, "-m", "clover_cpp", *map(str, arguments)]
+    line = [sys.executable, "-m", "clover_cpp", *[word if isinstance(word, bytes) else str(word) for word in arguments]]
     return subprocess.run(line, env=environment, capture_output=True, **options)
 
 
@@ -308,6 +310,7 @@ def test_generate_uses_the_chat_template(clover, tmp_path):
 def test_an_autoregressive_model_needs_no_option():
     result = command("generate", model_files.qwen(), "Hello", "--max-tokens", 3, "--threads", 1, "--json")
     assert json.loads(result.stdout)["causal_passes"] == 2
+    assert json.loads(result.stdout)["tokens_per_step"] == 1
 
 
 @pytest.mark.parametrize(
@@ -323,14 +326,46 @@ def test_an_autoregressive_model_needs_no_option():
         (["generate", "MODEL", "--file", "MODEL"], 1, "UTF-8"),
         (["generate", "MODEL", "x", "--tools", "MODEL"], 1, "JSON"),
         (["nonsense"], 2, "nonsense"),
+        (["generate", "MODEL", "x", "--stop", b"\xff"], 1, "stop string"),
+        (["generate", "MODEL", "x", "--tools", "DEEP"], 1, "deep"),
+        (["info", "."], 1, "folder"),
     ],
 )
-def test_errors_are_one_line(arguments, code, message):
-    path = model_files.clover()[0]
-    result = command(*[path if word == "MODEL" else word for word in arguments])
+def test_errors_are_one_line(arguments, code, message, tmp_path):
+    files = {"MODEL": model_files.clover()[0], "DEEP": tmp_path / "tools.json"}
+    files["DEEP"].write_text("[" * 200_000)
+    result = command(*[files.get(word, word) for word in arguments])
     lines = result.stderr.decode().splitlines()
     assert (result.returncode, result.stdout, len(lines)) == (code, b"", 1), result.stderr
     assert lines[0].startswith("clover: error: ") and message in lines[0]
+
+
+def test_bare_command_is_the_help():
+    result = command()
+    assert result.returncode == 0 and result.stdout.startswith(b"Usage: ") and result.stderr == b""
+
+
+@pytest.mark.parametrize(
+    ("closed", "code", "message"),
+    [("<&-", 1, b"standard input is closed"), (">&-", 1, b"standard output is closed"), ("2>&-", 0, b"")],
+)
+def test_closed_standard_streams(closed, code, message):
+    line = f'"$@" {closed}'
+    model = (str(model_files.clover()[0]), "-", "--max-tokens", "1", "--threads", "1")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "bindings")}
+    shell = ["sh", "-c", line, "sh", sys.executable, "-m", "clover_cpp", "generate", *model]
+    result = subprocess.run(shell, env=environment, capture_output=True, input=b"Hello")
+    assert result.returncode == code and result.stderr == (b"clover: error: " + message + b"\n" if message else b"")
+
+
+def test_line_feed_at_the_end_of_a_prompt():
+    model = ("generate", model_files.clover(sharp=True)[0], "-", "--max-tokens", 1, "--threads", 1, "--json")
+    counts = [
+        json.loads(command(*model, *options, input=prompt).stdout)["prompt_tokens"]
+        for options in ((), ("--raw",))
+        for prompt in (b"Hello", b"Hello\n", b"Hello\r\n")
+    ]
+    assert counts[0] == counts[1] == counts[2] and counts[3] < counts[4] <= counts[5]
 
 
 def start(*arguments, **options):

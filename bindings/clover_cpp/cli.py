@@ -9,7 +9,7 @@ import click
 
 from .engine import Clover
 from .errors import CloverError
-from .live import show
+from .live import printable, show
 from .native import FLASH_ATTN, KV_TYPES, MODES, library
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells count it
@@ -19,7 +19,11 @@ class Commands(click.Group):
     """Groups whose every error is one line, `clover: error: ...`."""
 
     def main(self, *args, **kwargs):
+        if sys.stderr is None:  # closed; print would take standard output instead
+            sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
         try:
+            if sys.stdout is None:
+                raise click.ClickException("standard output is closed")
             code = super().main(*args, **{**kwargs, "standalone_mode": False})
             sys.stdout.flush()
             sys.exit(code if isinstance(code, int) else 0)
@@ -50,9 +54,10 @@ def _version(context, _, wanted):
         context.exit()
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Commands, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show the version and exit.")
-def main():
+@click.pass_context
+def main(context):
     """Run Clover models: block diffusion, and autoregressive decoding of the same weights.
 
     \b
@@ -61,21 +66,29 @@ def main():
     echo "Say hello." | clover generate clover.gguf -
     clover info clover.gguf
     """
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
 
 
-def _prompt(prompt, file):
+def _prompt(prompt, file, raw):
+    """The prompt's text; the line feed that ends a file is no part of it, unless raw."""
     if (prompt is None) == (file is None):
         raise click.UsageError("give the prompt either as PROMPT (- for standard input) or as --file")
     if file is not None:
         data = file.read()
     elif prompt == "-":
+        if sys.stdin is None:
+            raise click.ClickException("standard input is closed")
         data = sys.stdin.buffer.read()
     else:
         return prompt
     try:
-        return data.decode()
+        text = data.decode()
     except UnicodeDecodeError as error:
         raise click.ClickException(f"the prompt is not UTF-8 (byte {error.start})") from None
+    if raw or not text.endswith("\n"):
+        return text
+    return text[:-1].removesuffix("\r")
 
 
 def _tools(file):
@@ -85,6 +98,8 @@ def _tools(file):
         return json.load(file)
     except ValueError as error:
         raise click.ClickException(f"{file.name}: not JSON: {error}") from None
+    except RecursionError:
+        raise click.ClickException(f"{file.name}: nested too deeply") from None
 
 
 def _summary(stats):
@@ -99,7 +114,7 @@ def _summary(stats):
 @main.command()
 @click.argument("model", type=click.Path())
 @click.argument("prompt", required=False)
-@click.option("--file", type=click.File("rb"), help="Read the prompt from a file.")
+@click.option("--file", type=click.File("rb"), help="Read the prompt from a file (without its last line feed, unless --raw).")
 @click.option("--raw", is_flag=True, help="The prompt is the whole text before the answer: no chat template.")
 @click.option("--system", help="System message.")
 @click.option("--tools", type=click.File("rb"), help="JSON file with a list of tools (OpenAI form) for the template.")
@@ -128,7 +143,7 @@ def generate(
 
     On a terminal the answer's undecided positions are shown as they turn into text; else the text is streamed.
     """
-    text = _prompt(prompt, file)
+    text = _prompt(prompt, file, raw)
     if raw and (system or tools or thinking):
         raise click.UsageError("--raw takes no --system, --tools or --thinking: it uses no chat template")
     if not raw:
@@ -182,4 +197,4 @@ def info(model, as_json):
         print(json.dumps(facts))
     else:
         for name, value in facts.items():
-            print(f"{name:13}  {value}")
+            print(f"{name:13}  {printable(str(value))}")

@@ -32,7 +32,8 @@ class Stats:
     """Of one answer: counts, and wall seconds.
 
     `finish`: "stop" (the model ended it), "stop_string", "length", "cancelled", or None while it is in the making.
-    `tokens` are those delivered, the end token not counted; `tokens_per_step` = tokens / (block_passes + causal_passes).
+    `tokens` are those delivered: without the end token, and those of which a stop string left no text. `tokens_per_step` is
+    tokens / block_passes; autoregressive: tokens / tokens chosen, so at most 1.
     """
 
     finish: str | None

@@ -40,5 +40,5 @@ def render(source, messages, tools=None, **variables):
         raise TemplateError(f"the chat template is broken at line {error.lineno}: {error.message}") from error
     except jinja2.TemplateError as error:
         raise TemplateError(f"the chat template refuses these messages: {error.message}") from error
-    except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError, MemoryError) as error:
+    except Exception as error:  # the template is foreign code
         raise TemplateError(f"the chat template fails on these messages: {error!r}") from error

@@ -13,13 +13,17 @@
  *     }
  *
  *     int32_t prompt[512];
- *     int32_t n = clover_tokenize(model, text, strlen(text), true, prompt, 512);    // < 0: -n tokens are needed
- *     clover_session_feed(session, prompt, n);
+ *     int32_t n = clover_tokenize(model, text, strlen(text), true, prompt, 512);    // INT32_MIN: failed; < 0: -n are needed
+ *     if (n < 0 || clover_session_feed(session, prompt, n)) {
+ *         return 1;
+ *     }
  *
  *     struct clover_generate_params params;
  *     clover_generate_default_params(&params, sizeof(params));
  *     params.on_text = print_text;                                                 // your function
- *     clover_session_generate(session, &params);
+ *     if (clover_session_generate(session, &params)) {
+ *         fprintf(stderr, "%s\n", clover_last_error());
+ *     }
  *
  *     clover_session_free(session);
  *     clover_model_free(model);
@@ -27,8 +31,11 @@
  * Every function that can fail returns a clover_status; clover_last_error() then has the message. No exception leaves
  * the library and nothing is printed. All text is UTF-8, with its length in bytes where the caller passes it.
  *
+ * Chat templates are not applied here: clover_model_metadata(model, "tokenizer.chat_template") is the file's own, in Jinja.
+ *
  * Threads: a model may be shared by sessions on several threads. A session is used by one thread at a time (a second
- * one gets CLOVER_ERROR_BUSY), except for clover_session_cancel. A model may be freed before its sessions.
+ * one gets CLOVER_ERROR_BUSY), except for clover_session_cancel and clover_session_get_stats. A model may be freed before
+ * its sessions. Freeing is not guarded: no other thread, and no callback, may be inside what is freed.
  *
  * Growth: each struct that crosses the border starts with its size; pass sizeof. Fields are only ever added at the end.
  */
@@ -136,7 +143,7 @@ enum clover_flash_attn { CLOVER_FLASH_ATTN_AUTO = -1, CLOVER_FLASH_ATTN_OFF = 0,
 
 struct clover_session_params {
     size_t  size;
-    int32_t n_ctx;      /* most tokens of prompt and answers together, at most the model's limit, 0: that limit (default 4096) */
+    int32_t n_ctx;      /* most tokens of prompt and answers together; 0, or more than the model's limit: that (default 4096) */
     int32_t n_batch;    /* most prompt tokens evaluated in one pass (default 512) */
     int32_t n_threads;  /* 0: all cores (default) */
     int32_t kv_type;    /* enum clover_kv_type (default F16) */
@@ -147,7 +154,9 @@ CLOVER_API void clover_session_default_params(struct clover_session_params * par
 
 CLOVER_API clover_status clover_session_new(clover_model * model, const struct clover_session_params * params,
                                             clover_session ** session);
-CLOVER_API void          clover_session_free(clover_session * session);
+
+/* Must not run while another thread, or a callback of this session, is inside it: cancel, and wait for the call's end. */
+CLOVER_API void clover_session_free(clover_session * session);
 
 /* Append tokens to the context. They are evaluated when the next answer is generated. All or nothing. */
 CLOVER_API clover_status clover_session_feed(clover_session * session, const int32_t * tokens, int32_t n_tokens);
@@ -169,7 +178,7 @@ enum clover_mode { CLOVER_MODE_BLOCK = 0, CLOVER_MODE_AR = 1 };
 enum clover_finish {
     CLOVER_FINISH_NONE        = 0, /* not finished */
     CLOVER_FINISH_STOP        = 1, /* the model ended its answer */
-    CLOVER_FINISH_STOP_STRING = 2, /* a stop string appeared; neither it nor what follows it is delivered */
+    CLOVER_FINISH_STOP_STRING = 2, /* a stop string appeared: not delivered, but its tokens stay in the session */
     CLOVER_FINISH_LENGTH      = 3, /* max_tokens or the context's limit is reached */
     CLOVER_FINISH_CANCELLED   = 4, /* cancelled by a callback or by clover_session_cancel */
 };
@@ -229,15 +238,18 @@ CLOVER_API clover_status clover_session_generate(clover_session * session, const
 CLOVER_API clover_status clover_session_begin(clover_session * session, const struct clover_generate_params * params);
 CLOVER_API clover_status clover_session_step(clover_session * session, bool * done);
 
-/* From any thread: the generation in progress ends before its next pass, as CLOVER_FINISH_CANCELLED. */
+/*
+ * From any thread: the generation in progress ends before its next pass, as CLOVER_FINISH_CANCELLED. Without one it has no
+ * effect: begin and generate start uncancelled.
+ */
 CLOVER_API void clover_session_cancel(clover_session * session);
 
-/* Of the last answer: counts, and wall seconds. */
+/* Of the last answer: counts, and wall seconds. They are of its last finished step: inside a callback, of the step before. */
 struct clover_stats {
     size_t  size;
     int32_t finish;        /* enum clover_finish */
     int32_t prompt_tokens; /* fed since the answer before */
-    int32_t tokens;        /* delivered, end token not counted */
+    int32_t tokens;        /* delivered: without the end token, and those of which a stop string left no text */
     int32_t prompt_passes; /* causal passes over the prompt */
     int32_t block_passes;  /* denoising passes */
     int32_t commit_passes; /* causal passes over finished blocks */
@@ -247,7 +259,7 @@ struct clover_stats {
     double  commit_seconds;
     double  causal_seconds;
     double  seconds;         /* of all steps, sampling and callbacks included */
-    double  tokens_per_step; /* tokens / (block_passes + causal_passes), 0 if there were none */
+    double  tokens_per_step; /* tokens / block_passes; autoregressive: / tokens chosen, so at most 1; 0 if there were none */
 };
 
 CLOVER_API void clover_session_get_stats(const clover_session * session, struct clover_stats * stats, size_t size);

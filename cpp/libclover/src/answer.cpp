@@ -102,7 +102,7 @@ void Answer::step() {
     } else {
         denoise();
     }
-    const int32_t steps   = stats.block_passes + stats.causal_passes;
+    const int32_t steps   = params.mode == CLOVER_MODE_AR ? block_index + 1 : stats.block_passes;
     stats.tokens_per_step = steps ? (double)stats.tokens / steps : 0;
 }
 
@@ -220,7 +220,9 @@ void Answer::deliver() {
             return end(CLOVER_FINISH_STOP);
         }
         stats.tokens++;
+        starts.push_back(text.length());
         if (text.push(model.piece(token, params.special))) {
+            stats.tokens = (int32_t)(std::lower_bound(starts.begin(), starts.end(), text.length()) - starts.begin());
             return end(CLOVER_FINISH_STOP_STRING);
         }
     }

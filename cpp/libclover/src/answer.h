@@ -51,6 +51,7 @@ class Answer {
     Sampler                sampler;
     TextStream             text;
     clover_stats           stats = {};
+    std::vector<size_t>    starts;          // in the text, of each token
     size_t                 prompt_end;      // tokens before the answer
     std::vector<Slot>      window;          // empty: none is open
     size_t                 delivered   = 0; // positions of the window that are in `tokens`

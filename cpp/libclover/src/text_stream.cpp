@@ -8,6 +8,7 @@ namespace clover {
 
 bool TextStream::push(const std::string & more) {
     bytes += more;
+    total -= held.size();
     size_t done = 0;
     while (done < bytes.size()) {
         const Utf8 next = utf8_next(bytes.data() + done, bytes.size() - done);
@@ -22,6 +23,7 @@ bool TextStream::push(const std::string & more) {
         done += next.size;
     }
     bytes.erase(0, done);
+    total += held.size();
 
     size_t found = std::string::npos;
     for (const std::string & each : stop) {
@@ -29,6 +31,7 @@ bool TextStream::push(const std::string & more) {
     }
     if (found != std::string::npos) {
         ready.append(held, 0, found);
+        total -= held.size() - found;
         held.clear();
         bytes.clear();
         return true;

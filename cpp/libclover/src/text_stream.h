@@ -18,6 +18,9 @@ class TextStream {
     // unfinished character are dropped.
     void finish();
 
+    // Bytes of all text so far, shown or held back; after a stop string: up to it.
+    size_t length() const { return total; }
+
     // Text that is ready to be shown.
     std::string take();
 
@@ -26,6 +29,7 @@ class TextStream {
     std::string              bytes; // of an unfinished character
     std::string              held;  // may begin a stop string
     std::string              ready;
+    size_t                   total = 0;
 };
 
 } // namespace clover
