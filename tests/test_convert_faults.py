@@ -332,6 +332,23 @@ def test_unreadable_checkpoint_files(use):
     refused(folder, "model.safetensors: not a regular file")
 
 
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may do everything")
+def test_permissions(use, tmp_path):
+    folder = use("qwen")
+    closed = tmp_path / "closed"
+    for mode in (0o600, 0o500):
+        closed.mkdir(mode)
+        with pytest.raises(ResourceError, match="cannot write .*Permission denied"):
+            convert(folder, closed / "model.gguf")
+        closed.rmdir()
+    for path, mode in ((folder, 0o300), (folder / "tokenizer.json", 0), (folder / "model.safetensors", 0)):
+        before = path.stat().st_mode
+        path.chmod(mode)
+        with pytest.raises(CheckpointError, match="Permission denied"):
+            convert(folder, tmp_path / "model.gguf")
+        path.chmod(before)
+
+
 def python(code, *arguments, **variables):
     """Run Python code with the converter importable; `arguments` are its sys.argv[1:]."""
     command = [sys.executable, "-c", code, *map(str, arguments)]

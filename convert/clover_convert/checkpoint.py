@@ -46,7 +46,10 @@ class Checkpoint:
 
     def inputs(self):
         """Paths of the folder's files; GGUF files in it are outputs, unless the index names them."""
-        found = [path for path in self.folder.iterdir() if path.suffix != ".gguf" and path.is_file()]
+        try:
+            found = [path for path in self.folder.iterdir() if path.suffix != ".gguf" and path.is_file()]
+        except OSError as error:
+            raise CheckpointError(f"{self.folder}: {error.strerror}") from error
         return found + [file.path for file in self.files.values()]
 
     def text(self, name):
