@@ -181,6 +181,25 @@ def test_context_is_at_most_the_models():
         assert session.lib.clover_session_n_ctx(session.session) == 4096
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a limit of memory")
+def test_context_of_a_file_that_claims_a_huge_one(tmp_path):
+    """What is asked of the machine stays bounded; that little memory is refused with a message."""
+    import resource
+
+    path = tmp_path / "changed.gguf"
+    path.write_bytes(gguf_edit.with_key(model_files.clover()[0].read_bytes(), "clover.context_length", "u32", 2**30))
+    code = f"import clover_cpp; clover_cpp.Clover({str(path)!r}, n_ctx=0, n_threads=1, kv_type='f32')"
+    limit = 3 * 2**29
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "bindings"), "OMP_NUM_THREADS": "1"},
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 1 and "ResourceError: a context of 16777216 tokens" in result.stderr
+
+
 def test_tokens_outside_the_vocabulary(session):
     for token in (-1, 1024, 2**31 - 1, -(2**31)):
         assert session.feed(1, token) == ARGUMENT

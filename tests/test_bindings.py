@@ -92,6 +92,7 @@ def test_error_in_a_callback_comes_out(clover, monkeypatch):
     "values",
     [
         {"mode": "fast"},
+        {"mode": ["block"]},
         {"max_tokens": -1},
         {"max_tokens": 2**32},
         {"window": 0},
@@ -145,6 +146,7 @@ def test_prompts_and_stops_of_other_types(clover):
     for stop in (b"x", [1], "\udcff"):
         with pytest.raises(clover_cpp.ArgumentError, match="stop"):
             clover.generate("Hello", stop=stop)
+    assert clover.metadata("general.architecture") == "clover" and clover.metadata("general.architecture\0x") is None
     with pytest.raises(clover_cpp.ArgumentError, match="zero"):
         Clover(f"{model_files.clover()[0]}\0x")
 

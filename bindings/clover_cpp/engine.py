@@ -13,7 +13,7 @@ from .template import render
 
 
 def _choice(name, value, table):
-    if value not in table:
+    if not isinstance(value, str) or value not in table:
         raise ArgumentError(f"{name} is {value!r}, it must be one of {', '.join(table)}")
     return table[value]
 
@@ -232,6 +232,8 @@ class Clover:
 
     def metadata(self, key):
         """A metadata value of the file as text, or None."""
+        if "\0" in key:
+            return None
         with self._open() as lib:
             value = lib.clover_model_metadata(self._model, key.encode())
         return None if value is None else value.decode("utf-8", "replace")

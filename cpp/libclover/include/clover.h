@@ -143,7 +143,7 @@ enum clover_flash_attn { CLOVER_FLASH_ATTN_AUTO = -1, CLOVER_FLASH_ATTN_OFF = 0,
 
 struct clover_session_params {
     size_t  size;
-    int32_t n_ctx;      /* most tokens of prompt and answers together; 0, or more than the model's limit: that (default 4096) */
+    int32_t n_ctx;      /* most tokens of prompt and answers; 0, or above the limit (the model's, or 2^24): that (default 4096) */
     int32_t n_batch;    /* most prompt tokens evaluated in one pass (default 512) */
     int32_t n_threads;  /* 0: all cores (default) */
     int32_t kv_type;    /* enum clover_kv_type (default F16) */

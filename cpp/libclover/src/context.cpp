@@ -13,6 +13,7 @@ namespace {
 constexpr int32_t CONTEXT = 0;
 constexpr int32_t SCRATCH = 1;
 
+constexpr int32_t MAX_CONTEXT = 1 << 24; // llama.cpp's own bookkeeping of 2^30 tokens takes all memory before anything fails
 constexpr int32_t MAX_BATCH   = 1 << 16;
 constexpr int32_t MAX_THREADS = 512; // GGML_MAX_N_THREADS
 
@@ -46,7 +47,7 @@ Context::Context(const Model & model, const clover_session_params & params) : co
     require_range("n_ctx", params.n_ctx, 0, INT32_MAX);
     require_range("n_batch", params.n_batch, 1, MAX_BATCH);
     require_range("n_threads", params.n_threads, 0, MAX_THREADS);
-    const int32_t limit = model.info().n_ctx_train;
+    const int32_t limit = std::min(model.info().n_ctx_train, MAX_CONTEXT);
     n_ctx               = params.n_ctx == 0 ? limit : std::min(params.n_ctx, limit);
     n_batch             = params.n_batch;
     n_window            = std::max(2 * model.info().block_size, 1);
