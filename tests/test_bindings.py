@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 
+import gguf_edit
 import jinja2
 import model_files
 import pytest
@@ -207,6 +208,8 @@ def test_errors_have_their_classes(clover, tmp_path):
         Clover(tmp_path / "none.gguf")
     with pytest.raises(clover_cpp.ArgumentError, match="f16, f32, q8_0"):
         Clover(model_files.clover()[0], kv_type="f8")
+    with pytest.raises(clover_cpp.ArgumentError, match="n_gpu_layers"):
+        Clover(model_files.clover()[0], n_gpu_layers=-2)
     with Clover(model_files.qwen(), n_ctx=64, n_threads=1) as qwen:
         with pytest.raises(clover_cpp.UnsupportedError, match="autoregressive"):
             qwen.generate("Hello")
@@ -442,6 +445,13 @@ def test_info():
     assert facts["architecture"] == "clover" and facts["block_size"] == 32 and facts["threshold"] == 0.95
     assert b"block_size     32" in command("info", model_files.clover()[0]).stdout
     assert command("--version").stdout == b"0.1.0\n"
+
+
+def test_info_obeys_no_escape_sequence_of_a_file(tmp_path):
+    path = tmp_path / "named.gguf"
+    path.write_bytes(gguf_edit.with_key(model_files.clover()[0].read_bytes(), "general.name", "str", "\x1b[31mred\x07"))
+    result = command("info", path)
+    assert result.returncode == 0 and "\ufffd[31mred\ufffd" in result.stdout.decode() and b"\x1b" not in result.stdout
 
 
 def test_two_threads_have_two_sessions_or_an_error(clover):
