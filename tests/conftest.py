@@ -11,8 +11,9 @@ import pytest
 ROOT = pathlib.Path(__file__).parent.parent
 BUNDLED = ROOT / "models" / "clover-tiny"
 
-# A shell starts background jobs with Ctrl-C ignored, and children would inherit that: the tests send it.
+# Background jobs start with Ctrl-C ignored, those of nohup with the hang-up, and children inherit that: the tests send both.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session")
