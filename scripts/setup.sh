@@ -42,8 +42,6 @@ setup_native() {
         say "Configuring the fork of llama.cpp in build"
         quietly cmake -S "$root/cpp" -B "$root/build" -G Ninja -DPython3_EXECUTABLE="$python" -DCLOVER_LLAMA_SRC:PATH="$source"
     fi
-    if ! ninja -C "$root/build" -n "$@" | grep -q 'no work to do'; then
-        say "Building the fork of llama.cpp and libclover in build (about 3 minutes on 2 cores the first time)"
-        NINJA_STATUS='[%f/%t, %es] ' ninja -C "$root/build" "$@" >&2
-    fi
+    say "Building the fork of llama.cpp and libclover in build (the first time takes about 3 minutes on 2 cores)"
+    NINJA_STATUS='[%f/%t, %es] ' ninja -C "$root/build" "$@" >&2
 }

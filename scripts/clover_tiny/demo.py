@@ -13,22 +13,16 @@ from clover_convert.encodings import ENCODINGS
 from clover_cpp import Clover, CloverError, Step, live
 
 from . import tasks
-from .evaluate import CHECKPOINT, MAX_TOKENS
+from .evaluate import CHECKPOINT, answer, begin
 
 BUILD = pathlib.Path(__file__).parents[2] / "build"
 SEED = "demo"
 TIMED = 5  # runs of each mode that are timed; the median counts
 
 
-def generate(clover, example, mode, events=False):
-    """Begin the answer to an example, from the prompt on."""
-    clover.clear()
-    return clover.generate(example.messages, mode, MAX_TOKENS, tools=example.tools, enable_thinking=example.thinking, events=events)
-
-
 def reveal(clover, example, console):
     """Show the block-diffusion answer as it comes about; on a terminal in place, else one line a pass."""
-    events = generate(clover, example, "block", events=True)
+    events = begin(clover, example, "block", events=True)
     if console.is_terminal:
         live.show(clover, events)
         return
@@ -45,8 +39,8 @@ def measure(clover, example):
     runs = {"block": [], "ar": []}
     for _ in range(TIMED):
         for mode, done in runs.items():
-            text = "".join(generate(clover, example, mode))
-            done.append((text, clover.stats))
+            clover.clear()
+            done.append(answer(clover, example, mode))
     return {mode: sorted(done, key=lambda run: run[1].seconds)[TIMED // 2] for mode, done in runs.items()}
 
 

@@ -8,7 +8,6 @@ import argparse
 import dataclasses
 import json
 import pathlib
-import random
 import sys
 import tempfile
 
@@ -45,10 +44,14 @@ class Run:
         self.seconds += stats.seconds
 
 
+def begin(clover, example, mode, events=False):
+    """Begin the answer to an example; the conversation held may be continued."""
+    return clover.generate(example.messages, mode, MAX_TOKENS, tools=example.tools, enable_thinking=example.thinking, events=events)
+
+
 def answer(clover, example, mode):
     """The model's answer to one example: (text, statistics)."""
-    generation = clover.generate(example.messages, mode, MAX_TOKENS, tools=example.tools, enable_thinking=example.thinking)
-    return "".join(generation), clover.stats
+    return "".join(begin(clover, example, mode)), clover.stats
 
 
 def single(clover, example, mode):
@@ -76,7 +79,7 @@ def web_loop(clover, site, mode):
 def held_out(task, count):
     """`count` held-out tasks, each a function of (clover, mode) that returns its Run."""
     if task == "web":
-        sites = [web.WebSite(random.Random(f"held-out/{SEED}/web/{i}")) for i in range(count)]
+        sites = [web.WebSite(rng) for rng in tasks.held_out_rngs(task, count, SEED)]
         return [lambda clover, mode, site=site: web_loop(clover, site, mode) for site in sites]
     examples = tasks.held_out(task, count, SEED)
     return [lambda clover, mode, example=example: single(clover, example, mode) for example in examples]

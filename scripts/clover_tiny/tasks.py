@@ -192,9 +192,14 @@ def draw(rng):
     return TASKS[task](rng)
 
 
+def held_out_rngs(task, count, seed):
+    """The random streams of `count` held-out examples of a task, which training never draws from."""
+    return [random.Random(f"held-out/{seed}/{task}/{i}") for i in range(count)]
+
+
 def held_out(task, count, seed=0):
-    """`count` examples of a task from the seeds that training never draws from."""
-    return [TASKS[task](random.Random(f"held-out/{seed}/{task}/{i}")) for i in range(count)]
+    """`count` held-out examples of a task."""
+    return [TASKS[task](rng) for rng in held_out_rngs(task, count, seed)]
 
 
 def training_rng(seed):
