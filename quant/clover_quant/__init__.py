@@ -1,0 +1,1 @@
+"""Quantisation: recipes, importance matrices, quality reports."""
