@@ -1,6 +1,7 @@
 # Sourced by the commands of this folder: makes what they need in .venv and build, and says so. Does nothing twice.
 #   setup_python [EXTRA]   virtual environment with this project (in place) and its dependencies
 #   setup_native TARGET..  the fork of llama.cpp and libclover
+#   setup_plain            an unmodified llama.cpp
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 python=$root/.venv/bin/python
@@ -37,11 +38,22 @@ setup_python() {
 }
 
 setup_native() {
-    local source=${CLOVER_LLAMA_SRC:-}
-    if [ ! -f "$root/build/build.ninja" ] || ! grep -qxF "CLOVER_LLAMA_SRC:PATH=$source" "$root/build/CMakeCache.txt"; then
-        say "Configuring the fork of llama.cpp in build"
-        quietly cmake -S "$root/cpp" -B "$root/build" -G Ninja -DPython3_EXECUTABLE="$python" -DCLOVER_LLAMA_SRC:PATH="$source"
-    fi
+    configure "$root/build" OFF
     say "Building the fork of llama.cpp and libclover in build (the first time takes about 3 minutes on 2 cores)"
     NINJA_STATUS='[%f/%t, %es] ' ninja -C "$root/build" "$@" >&2
+}
+
+setup_plain() {
+    configure "$root/build/plain" ON
+    say "Building an unmodified llama.cpp in build/plain, to compare with (the first time takes about 3 minutes on 2 cores)"
+    NINJA_STATUS='[%f/%t, %es] ' ninja -C "$root/build/plain" libraries llama-quantize >&2
+}
+
+configure() {
+    local folder=$1 plain=$2 source=${CLOVER_LLAMA_SRC:-}
+    grep -qsxF "CLOVER_LLAMA_SRC:PATH=$source" "$folder/CMakeCache.txt" && grep -qsxF "CLOVER_TOOLS:BOOL=ON" "$folder/CMakeCache.txt" &&
+        [ -f "$folder/build.ninja" ] && return
+    say "Configuring $folder"
+    quietly cmake -S "$root/cpp" -B "$folder" -G Ninja -DPython3_EXECUTABLE="$python" -DCLOVER_LLAMA_SRC:PATH="$source" \
+        -DCLOVER_PLAIN:BOOL="$plain" -DCLOVER_TOOLS:BOOL=ON
 }
