@@ -1,5 +1,6 @@
 """A checkpoint folder: its JSON files and the tensors of its one or many safetensors files."""
 
+import hashlib
 import json
 import os
 import pathlib
@@ -51,6 +52,12 @@ class Checkpoint:
         except OSError as error:
             raise CheckpointError(f"{self.folder}: {error.strerror}") from error
         return found + [file.path for file in self.files.values()]
+
+    def fingerprint(self):
+        """Hex digest that changes when config.json, or any opened safetensors file, does."""
+        parts = [json.dumps(self.config, sort_keys=True)]
+        parts += [f"{name} {self.files[name].fingerprint()}" for name in sorted(self.files)]
+        return hashlib.sha256("\n".join(parts).encode("utf-8", "surrogatepass")).hexdigest()
 
     def text(self, name):
         """The text of a file of the folder, or None when there is none."""

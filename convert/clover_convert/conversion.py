@@ -1,82 +1,190 @@
-"""The conversion: read and check everything, then stream one tensor after the other into the output."""
+"""The conversion: read and check everything, then stream one tensor after the other into the output, in one pass."""
 
-import math
+import collections
+import concurrent.futures
+import dataclasses
+import hashlib
+import itertools
 import os
+import pathlib
 
-import numpy as np
-
+from clover_convert import chunks, verify
 from clover_convert.checkpoint import Checkpoint
 from clover_convert.config import read_config
-from clover_convert.encodings import ENCODINGS, EncodingError
-from clover_convert.gguf_file import GGUFWriter, whole_file
+from clover_convert.gguf_file import Entry, layout, padding, shard_names
 from clover_convert.metadata import model_metadata
+from clover_convert.partial import Partial
 from clover_convert.tensors import plan
 from clover_convert.tokenizer import tokenizer_metadata
 from clover_cpp.errors import ArgumentError, CheckpointError
+from clover_quant import recipes
 
-CHUNK = 1 << 20  # elements in memory at a time
+IN_FLIGHT = 3  # chunks for each thread that are read, quantised or wait to be written: what bounds the memory
 
 
-def convert(folder, output, type="q8_0", progress=None):
-    """Convert a checkpoint folder to a GGUF file and return the file's size in bytes.
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """All that is known before any tensor is read: metadata (key, kind, value), `chunks.Target`s, and the `Shard`s of the output."""
 
-    folder: a Clover or Qwen3.5/3.6-MoE checkpoint (config.json, safetensors, tokenizer.json), tensors in F32, F16 or BF16.
-    output: path of the GGUF; it appears, or replaces an older file, only when it is whole.
-    type: "f32", "f16", "bf16" or "q8_0", for the matrices; norms, routers, gates and other small tensors stay float32.
-    progress: called with (bytes of tensors written, bytes in all).
+    checkpoint: Checkpoint
+    config: object
+    recipe: recipes.Recipe
+    metadata: list
+    targets: list
+    shards: list
+
+    @property
+    def size(self):
+        """Bytes of the output."""
+        return sum(shard.size for shard in self.shards)
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What was written: paths, bytes of all, and how many values that are not finite each source tensor had, where allowed."""
+
+    paths: list
+    size: int
+    odd: dict
+    worst: tuple | None  # of the verification: (share of its bound that the worst tensor reached, tensor's name)
+
+
+def prepare(checkpoint, type="q8_0", imatrix=None, split_max_size=None):
+    """The `Job` of converting an open `Checkpoint`; arguments and errors as for `convert`."""
+    recipe = type if isinstance(type, recipes.Recipe) else recipes.load(type)
+    config = read_config(checkpoint.config)
+    outputs = plan(checkpoint.open_tensors(), config)
+    name = checkpoint.folder.resolve().name.encode("utf-8", "replace").decode()  # a folder's name may be any bytes
+    metadata = model_metadata(config, name, recipe.file_type) + tokenizer_metadata(checkpoint, config)
+    if imatrix is not None:
+        metadata += imatrix.metadata()
+    kinds = recipe.types(outputs, config.num_hidden_layers, imatrix)
+    targets = []
+    for output, kind in zip(outputs, kinds, strict=True):
+        importance = imatrix.importance(output.name, output.shape) if imatrix is not None and kind.block > 1 else None
+        if kind.needs_importance and importance is None:
+            raise ArgumentError(f"type {kind.name} needs importance, and the importance matrix has none for {output.name}")
+        targets.append(chunks.Target(output, kind, importance))
+    entries = [Entry(target.tensor.name, target.tensor.shape, target.kind.number, target.size) for target in targets]
+    return Job(checkpoint, config, recipe, metadata, targets, layout(metadata, entries, split_max_size))
+
+
+def convert(
+    source,
+    output,
+    type="q8_0",
+    *,
+    imatrix=None,
+    split_max_size=None,
+    resume=False,
+    verify=False,
+    allow_non_finite=False,
+    threads=0,
+    progress=None,
+):
+    """Convert a checkpoint to a GGUF file (or several) and return a `Result`.
+
+    source: a Clover or Qwen3.5/3.6-MoE checkpoint: a folder (config.json, safetensors, tokenizer), or an open `Checkpoint`.
+    output: path of the GGUF; it appears, or replaces an older file, only when it is whole. Interrupted, what is done stays beside
+    it (`partial.partial_path`); a failure of the checkpoint leaves nothing.
+    type: a recipe (clover_quant.recipes: name, ggml type, path of a TOML file, or a `Recipe`).
+    imatrix: a `clover_quant.imatrix.Imatrix`, or None. split_max_size: most bytes of tensors in a file; the output's name then
+    is NAME-00001-of-0000N.gguf. resume: go on where an interrupted run stopped. verify: read the output back and compare.
+    allow_non_finite: keep NaN and infinities (0 in types of blocks). threads: 0 for all cores.
+    progress: called with (bytes written, bytes in all).
     Raises CheckpointError for a checkpoint that cannot be converted, ResourceError when writing fails, ArgumentError for an
-    unknown type. Memory use does not depend on the size of the checkpoint.
+    unknown type, or a partial output that is in the way or was made from something else. Memory use does not depend on the size
+    of the checkpoint.
     """
-    if type not in ENCODINGS:
-        raise ArgumentError(f"unknown type {type!r}; known: {', '.join(ENCODINGS)}")
-    with Checkpoint(folder) as checkpoint:
-        config = read_config(checkpoint.config)
-        outputs = plan(checkpoint.open_tensors(), config)
-        name = checkpoint.folder.resolve().name.encode("utf-8", "replace").decode()  # a folder's name may be any bytes
-        metadata = model_metadata(config, name, type) + tokenizer_metadata(checkpoint, config)
-        entries = [_entry(tensor, type) for tensor in outputs]
-        with whole_file(output, checkpoint.inputs()) as file:
-            writer = GGUFWriter(file, metadata, [entry for entry, _ in entries])
-            done = 0
-            for tensor, (_, encoding) in zip(outputs, entries, strict=True):
-                for source, rows in _chunks(tensor, config):
-                    done += writer.write(_encode(source, encoding, rows))
-                    if progress:
-                        progress(done, writer.data_bytes)
-                writer.end_tensor()
-    return os.path.getsize(output)
+    if isinstance(source, Checkpoint):
+        job = prepare(source, type, imatrix, split_max_size)
+        return run(job, output, imatrix, resume, verify, allow_non_finite, threads, progress)
+    with Checkpoint(source) as checkpoint:
+        return convert(
+            checkpoint,
+            output,
+            type,
+            imatrix=imatrix,
+            split_max_size=split_max_size,
+            resume=resume,
+            verify=verify,
+            allow_non_finite=allow_non_finite,
+            threads=threads,
+            progress=progress,
+        )
 
 
-def _entry(tensor, type):
-    """The tensor's line in the GGUF's table, and its encoding; rows that do not divide into blocks stay float32."""
-    encoding = ENCODINGS[type]
-    if tensor.f32 or tensor.shape[-1] % encoding.block:
-        encoding = ENCODINGS["f32"]
-    size = math.prod(tensor.shape) // encoding.block * encoding.block_bytes
-    return (tensor.name, tensor.shape, encoding.ggml_type, size), encoding
-
-
-def _chunks(tensor, config):
-    """A tensor to write as (name in the checkpoint, transformed float32 rows), a bounded number of rows at a time."""
-    for source, start, stop in tensor.pieces:
-        step = max(1, CHUNK // source.row_length)
-        for first in range(start, stop, step):
-            rows = source.rows(first, min(first + step, stop))
-            _check_finite(rows, f"tensor {source.name!r} has values that are not finite (NaN or infinity)")
-            if tensor.values:
-                with np.errstate(over="ignore"):
-                    rows = tensor.values(rows, config)
-                _check_finite(rows, f"tensor {source.name!r} has values too large for {tensor.name}")
-            yield source.name, rows
-
-
-def _check_finite(rows, message):
-    if not np.isfinite(rows).all():
-        raise CheckpointError(message)
-
-
-def _encode(name, encoding, rows):
+def run(job, output, imatrix=None, resume=False, check=False, allow_non_finite=False, threads=0, progress=None):
+    """Carry out a `Job`; arguments and errors as for `convert`."""
+    names = shard_names(pathlib.Path(output).name, len(job.shards))
+    partial = Partial(
+        output, names, [shard.size for shard in job.shards], _identity(job, imatrix, allow_non_finite), resume, job.checkpoint.inputs()
+    )
     try:
-        return encoding.encode(rows)
-    except EncodingError as error:
-        raise CheckpointError(f"tensor {name!r}: {error}") from error
+        odd = partial.state.setdefault("not finite", {})
+        for data, found in _stream(job, partial.written, allow_non_finite, threads or os.cpu_count() or 1):
+            partial.write(data)
+            for name, count in found.items():
+                odd[name] = [a + b for a, b in zip(odd.get(name, [0, 0]), (count.nan, count.infinite), strict=True)]
+            if progress:
+                progress(partial.written, job.size)
+        worst = None
+        if check:
+            partial.flush()
+            worst = verify.verify(job, partial.open_paths(), allow_non_finite)
+        partial.commit()
+    except CheckpointError:
+        partial.discard()
+        raise
+    except BaseException:
+        partial.keep()
+        raise
+    finally:
+        partial.close()
+    return Result(partial.targets, job.size, {name: chunks.Odd(*counts) for name, counts in odd.items()}, worst)
+
+
+def _identity(job, imatrix, allow_non_finite):
+    headers = hashlib.sha256(b"".join(shard.header for shard in job.shards)).hexdigest()
+    return {
+        "the checkpoint": job.checkpoint.fingerprint(),
+        "the tokenizer, or the recipe or another option": headers,
+        "the importance matrix": imatrix.digest if imatrix is not None else "",
+        "--allow-non-finite": str(allow_non_finite),
+    }
+
+
+def _parts(job):
+    """What the output is made of, in order: (bytes, data or a `chunks.Chunk`)."""
+    targets = iter(job.targets)
+    for shard in job.shards:
+        yield len(shard.header), shard.header
+        for target in itertools.islice(targets, len(shard.entries)):
+            for chunk in chunks.chunks(target):
+                yield chunk.size, chunk
+            yield len(padding(target.size)), padding(target.size)
+
+
+def _stream(job, start, allow_non_finite, threads):
+    """(bytes, `chunks.Odd` by name) of each part from the byte `start` on, made by several threads ahead of the reader."""
+    waiting, at = collections.deque(), 0
+    pool = concurrent.futures.ThreadPoolExecutor(threads, "quantise")
+    try:
+        for size, part in _parts(job):
+            at += size
+            if at <= start or not size:
+                continue
+            if isinstance(part, chunks.Chunk):
+                waiting.append(pool.submit(chunks.encode, part, job.config, allow_non_finite))
+            else:
+                waiting.append((part, {}))
+            if len(waiting) > IN_FLIGHT * threads:
+                yield _done(waiting.popleft())
+        while waiting:
+            yield _done(waiting.popleft())
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _done(item):
+    return item.result() if isinstance(item, concurrent.futures.Future) else item

@@ -1,21 +1,21 @@
-"""Writing a GGUF file (version 3, little-endian) front to back: header, metadata, tensor table, then tensor bytes as they come.
+"""The layout of a GGUF file (version 3, little-endian), one file or several: headers and sizes, known before any tensor is read.
 
-Format: ggml's docs/gguf.md. All sizes are known beforehand, so nothing is kept in memory and nothing is rewritten.
+Format: ggml's docs/gguf.md. Names and keys of a split file follow llama.cpp's tools/gguf-split.
 """
 
-import contextlib
-import os
-import pathlib
-import secrets
-import stat
+import dataclasses
+import re
 import struct
 
-from clover_cpp.errors import CheckpointError, ResourceError
+from clover_cpp.errors import ArgumentError
 
 ALIGNMENT = 32
 ARRAY = 9
 STRING = 8
-SCALARS = {"u8": (0, "<B"), "i32": (5, "<i"), "u32": (4, "<I"), "f32": (6, "<f"), "bool": (7, "<?"), "u64": (10, "<Q")}
+SCALARS = {
+    "u8": (0, "<B"), "u16": (2, "<H"), "i32": (5, "<i"), "u32": (4, "<I"), "f32": (6, "<f"), "bool": (7, "<?"), "u64": (10, "<Q"),
+}  # fmt: skip
+MOST_SHARDS = 65535  # split.count has 16 bits
 
 
 def _string(text):
@@ -38,79 +38,80 @@ def _value(kind, value):
     return struct.pack("<IIQ", ARRAY, number, len(value)) + b"".join(items)
 
 
-def _padding(length):
-    return b"\0" * (-length % ALIGNMENT)
+def padding(length):
+    """The zero bytes that follow `length` bytes."""
+    return bytes(-length % ALIGNMENT)
 
 
-class GGUFWriter:
-    """Writes into an open binary file. `metadata`: (key, kind, value); `tensors`: (name, shape, ggml type, bytes).
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A tensor's line in a file's table: shape in row-major order (last dimension contiguous), ggml's type number, bytes."""
 
-    Shapes are in row-major order (last dimension contiguous), as numpy has them. After construction, give the tensors' bytes
-    in the same order: `write` any number of times, then `end_tensor`, for each.
+    name: str
+    shape: tuple
+    type: int
+    size: int
+
+    @property
+    def padded(self):
+        """Bytes in the file, with the padding that follows."""
+        return self.size + len(padding(self.size))
+
+
+@dataclasses.dataclass(frozen=True)
+class Shard:
+    """One file of a model: its header (metadata and tensor table, padded) and its tensors, whose bytes follow in this order."""
+
+    header: bytes
+    entries: list
+
+    @property
+    def size(self):
+        """Bytes of the file."""
+        return len(self.header) + sum(entry.padded for entry in self.entries)
+
+
+def layout(metadata, entries, max_size=None):
+    """The files of a model as a list of `Shard`: one, or as many as keep each file's tensors within `max_size` bytes.
+
+    metadata: (key, kind, value). A tensor is never divided: one that is larger than `max_size` has a file of its own.
+    Raises ArgumentError where that would make too many files.
     """
-
-    def __init__(self, file, metadata, tensors):
-        self._file = file
-        head = [b"GGUF", struct.pack("<IQQ", 3, len(tensors), len(metadata))]
-        head += [_string(key) + _value(kind, value) for key, kind, value in metadata]
-        offset = 0
-        for name, shape, ggml_type, size in tensors:
-            head.append(_string(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *reversed(shape), ggml_type, offset))
-            offset += size + len(_padding(size))
-        head = b"".join(head)
-        file.write(head + _padding(len(head)))
-        self.data_bytes = sum(size for *_, size in tensors)
-        self._sizes = [size for *_, size in tensors]
-        self._written = 0
-
-    def write(self, array):
-        """Add the bytes of a numpy array to the current tensor; returns their number."""
-        self._file.write(array.tobytes())
-        self._written += array.nbytes
-        return array.nbytes
-
-    def end_tensor(self):
-        """Close the current tensor; it must have got exactly the bytes it was declared with."""
-        expected = self._sizes.pop(0)
-        assert self._written == expected, (self._written, expected)
-        self._file.write(_padding(expected))
-        self._written = 0
+    groups = [[]]
+    for entry in entries:
+        if max_size and groups[-1] and sum(e.padded for e in groups[-1]) + entry.padded > max_size:
+            groups.append([])
+        groups[-1].append(entry)
+    if len(groups) > MOST_SHARDS:
+        raise ArgumentError(f"a split at {max_size} bytes makes {len(groups)} files, more than {MOST_SHARDS}")
+    if len(groups) == 1:
+        return [Shard(_header(metadata, entries), entries)]
+    shards = []
+    for number, group in enumerate(groups):
+        split = [
+            ("split.no", "u16", number),
+            ("split.count", "u16", len(groups)),
+            ("split.tensors.count", "i32", len(entries)),
+        ]
+        shards.append(Shard(_header((metadata if number == 0 else []) + split, group), group))
+    return shards
 
 
-@contextlib.contextmanager
-def whole_file(path, inputs=()):
-    """Open `path` for writing so that it appears, or replaces an older file, only when the block ends without an error.
-
-    A symbolic link stays one: the file it leads to is written. Raises CheckpointError when the folder does not exist, or `path`
-    is one of the files `inputs` or no regular file; ResourceError when writing fails.
-    """
-    path = pathlib.Path(path)
-    part = None
-    try:
-        target = pathlib.Path(os.path.realpath(path))
-        _check_target(path, target, inputs)
-        part = target.with_name(f".{target.name[:50]}.{secrets.token_hex(4)}.part")
-        with open(part, "xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, target)
-    except OSError as error:
-        raise ResourceError(f"cannot write {path}: {error.strerror or error}") from error
-    finally:
-        if part:
-            with contextlib.suppress(OSError):
-                part.unlink()
+def shard_names(name, count):
+    """File names of a model of `count` files, from the name of the whole."""
+    if count == 1:
+        return [name]
+    stem = re.sub(r"\.gguf$", "", name)
+    return [f"{stem}-{number:05d}-of-{count:05d}.gguf" for number in range(1, count + 1)]
 
 
-def _check_target(path, target, inputs):
-    try:
-        found = target.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        if not target.parent.is_dir():
-            raise CheckpointError(f"cannot write {path}: there is no folder {path.parent}") from None
-        return
-    if not stat.S_ISREG(found.st_mode):
-        raise CheckpointError(f"cannot write {path}: it is {'a folder' if stat.S_ISDIR(found.st_mode) else 'no regular file'}")
-    if any(os.path.samestat(found, os.stat(file)) for file in inputs):
-        raise CheckpointError(f"cannot write {path}: it is a file of the checkpoint")
+def _header(metadata, entries):
+    parts = [b"GGUF", struct.pack("<IQQ", 3, len(entries), len(metadata))]
+    parts += [_string(key) + _value(kind, value) for key, kind, value in metadata]
+    offset = 0
+    for entry in entries:
+        dims = struct.pack(f"<I{len(entry.shape)}Q", len(entry.shape), *reversed(entry.shape))
+        parts.append(_string(entry.name) + dims + struct.pack("<IQ", entry.type, offset))
+        offset += entry.padded
+    header = b"".join(parts)
+    return header + padding(len(header))

@@ -1,7 +1,5 @@
 """The model's metadata keys in the GGUF, as llama.cpp's `qwen35moe` reads them, and Clover's own."""
 
-from clover_convert.encodings import ENCODINGS
-
 QUANTIZATION_VERSION = 2  # GGML_QNT_VERSION
 
 # key after the architecture's prefix, kind, field of `Config`
@@ -29,15 +27,15 @@ FIELDS = [
 ]
 
 
-def model_metadata(config, name, type):
-    """Metadata (key, kind, value) of a `Config`, for a file named `name` with matrices of `type`."""
+def model_metadata(config, name, file_type):
+    """Metadata (key, kind, value) of a `Config`, for a file named `name`; file_type: llama.cpp's number (enum llama_ftype)."""
     prefix = config.architecture
     recurrent = [kind == "linear_attention" for kind in config.layer_types]
     metadata = [
         ("general.architecture", "str", prefix),
         ("general.type", "str", "model"),
         ("general.name", "str", name),
-        ("general.file_type", "u32", ENCODINGS[type].file_type),
+        ("general.file_type", "u32", file_type),
         ("general.quantization_version", "u32", QUANTIZATION_VERSION),
     ]
     metadata += [(f"{prefix}.{key}", kind, getattr(config, field)) for key, kind, field in FIELDS]
@@ -53,3 +51,18 @@ def model_metadata(config, name, type):
             ("diffusion.shift_logits", "bool", config.block.shift_logits),
         ]
     return metadata
+
+
+def importance_metadata(imatrix):
+    """What llama-quantize notes about an importance matrix: keys, kinds and the cut at 127 bytes as in its tools/quantize."""
+    metadata = [("quantize.imatrix.file", "str", _cut(str(imatrix.path)))]
+    if imatrix.datasets:
+        metadata.append(("quantize.imatrix.dataset", "str", _cut(imatrix.datasets[0])))
+    metadata.append(("quantize.imatrix.entries_count", "u32", len(imatrix)))
+    if imatrix.chunks:
+        metadata.append(("quantize.imatrix.chunks_count", "u32", imatrix.chunks))
+    return metadata
+
+
+def _cut(text):
+    return text.encode("utf-8", "replace")[:127].decode("utf-8", "ignore")

@@ -5,6 +5,7 @@ without holes or overlaps. Tensors are read by rows, so memory use does not depe
 """
 
 import dataclasses
+import hashlib
 import json
 import math
 import os
@@ -15,6 +16,7 @@ import numpy as np
 from clover_cpp.errors import CheckpointError
 
 MAX_HEADER = 100_000_000
+MAX_READ = 1 << 30  # bytes of one system call
 
 ITEM_BYTES = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
@@ -72,15 +74,23 @@ class SafetensorsFile:
         """Close the file; its tensors cannot be read any more."""
         self._file.close()
 
+    def fingerprint(self):
+        """A text that changes when the header, the size or the time of the last change does."""
+        found = os.fstat(self._file.fileno())
+        return f"{self.digest} {found.st_size} {found.st_mtime_ns}"
+
     def read_into(self, offset, array):
-        """Fill an array with the bytes at an absolute offset."""
-        try:
-            self._file.seek(offset)
-            count = self._file.readinto(memoryview(array).cast("B")) if array.size else 0
-        except OSError as error:
-            raise CheckpointError(f"{self.path}: {error.strerror}") from error
-        if count != array.nbytes:
-            raise self._error("the file ended while it was read")
+        """Fill an array with the bytes at an absolute offset; several threads may read at once."""
+        view = memoryview(array.reshape(-1)).cast("B") if array.size else b""
+        done = 0
+        while done < len(view):
+            try:
+                count = os.preadv(self._file.fileno(), [view[done : done + MAX_READ]], offset + done)
+            except OSError as error:
+                raise CheckpointError(f"{self.path}: {error.strerror}") from error
+            if not count:
+                raise self._error("the file ended while it was read")
+            done += count
 
     def _error(self, what):
         return CheckpointError(f"{self.path}: {what}")
@@ -93,12 +103,14 @@ class SafetensorsFile:
         if length > MAX_HEADER:
             raise self._error(f"header of {length} bytes is larger than the format allows ({MAX_HEADER})")
         try:
-            header = json.loads(self._file.read(length).decode("utf-8"), object_pairs_hook=self._unique)
+            raw = self._file.read(length)
+            header = json.loads(raw.decode("utf-8"), object_pairs_hook=self._unique)
         except (ValueError, RecursionError) as error:
             raise self._error(f"the header is not valid JSON ({error})") from error
         if not isinstance(header, dict):
             raise self._error("the header is not a JSON object")
         header.pop("__metadata__", None)
+        self.digest = hashlib.sha256(raw).hexdigest()
         start = 8 + length
         spans = {name: self._span(name, entry) for name, entry in header.items()}
         end = 0

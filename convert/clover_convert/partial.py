@@ -1,0 +1,254 @@
+"""Output files that appear only when they are whole, and whose beginning survives an interruption.
+
+Beside the output NAME lie, until it is whole, `NAME.partial` (a model of several files has also `NAME.partial.2` and so on) and the
+journal `NAME.partial.json`: what the files were made from, and how many of their bytes are surely on disk.
+"""
+
+import concurrent.futures
+import contextlib
+import hashlib
+import json
+import os
+import pathlib
+import stat
+import time
+
+from clover_cpp.errors import ArgumentError, CheckpointError, ResourceError
+
+try:
+    import fcntl
+except ImportError:  # Windows: no lock
+    fcntl = None
+
+LONGEST_NAME = 200  # bytes; longer ones are shortened, so that the suffixes fit into the 255 that file systems allow
+SYNC_SECONDS = 3
+SYNC_BYTES = 256 << 20
+
+
+def partial_path(output):
+    """Where the unfinished output is; a symbolic link is followed."""
+    target = pathlib.Path(os.path.realpath(output))
+    name, raw = target.name, os.fsencode(target.name)
+    if LONGEST_NAME < len(raw) <= 255:
+        name = os.fsdecode(raw[:50]) + "-" + hashlib.sha256(raw).hexdigest()[:16]
+    return target.with_name(name + ".partial")
+
+
+class Partial:
+    """The unfinished files of one output; the process that has it holds a lock.
+
+    output: path of the whole. names, sizes: file names beside it and bytes of each. identity: what the files are made from, a dict
+    of strings. state: a dict for the journal, of the caller's. inputs: files that must not be written over.
+    After construction, `written` bytes of all files (one after the other) are there already: give `write` the rest, then `commit`.
+    Raises ArgumentError where an earlier run left a part and `resume` is not set, or the part was made from something else;
+    CheckpointError for an output that cannot be; ResourceError when writing fails or another process writes the same output.
+    """
+
+    def __init__(self, output, names, sizes, identity, resume=False, inputs=()):
+        self.output = output
+        self.sizes = sizes
+        self.identity = identity
+        self.state = {}
+        self.written = 0
+        self._files = []
+        self._syncing = None
+        self._synced = time.monotonic(), 0
+        with self._errors():
+            target = pathlib.Path(os.path.realpath(output))
+            self.targets = [target.with_name(name) for name in names] if len(names) > 1 else [target]
+            for path in self.targets:
+                _check_target(output, path, inputs)
+            self.path = partial_path(output)
+            self.journal = self.path.with_name(self.path.name + ".json")
+            self.paths = [self._numbered(i) for i in range(1, len(names) + 1)]
+            self._lock = self._take_lock()
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, "sync")
+        try:
+            with self._errors():
+                self._begin(resume)
+        except BaseException:
+            self.close()
+            raise
+
+    def _numbered(self, number):
+        return self.path if number == 1 else self.path.with_name(f"{self.path.name}.{number}")
+
+    @contextlib.contextmanager
+    def _errors(self, note=""):
+        try:
+            yield
+        except OSError as error:
+            raise ResourceError(f"cannot write {self.output}: {error.strerror or error}{note}") from error
+
+    def _take_lock(self):
+        if os.path.lexists(self.path) and not stat.S_ISREG(self.path.lstat().st_mode):
+            raise ArgumentError(f"{self.path} is in the way: it is no regular file")
+        while True:
+            lock = os.open(self.path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
+            try:
+                if fcntl:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.path.samestat(os.fstat(lock), os.stat(self.path)):
+                    return lock
+            except BlockingIOError:
+                os.close(lock)
+                raise ResourceError(f"another process is writing {self.output}") from None
+            except FileNotFoundError:
+                pass  # its owner finished and moved it away
+            os.close(lock)
+
+    def _begin(self, resume):
+        journal = self._read_journal()
+        if journal is None and os.fstat(self._lock).st_size:
+            raise ArgumentError(f"{self.path} is in the way, and {self.journal.name} does not describe it: delete it to start over")
+        if journal is None or not (journal["written"] or os.fstat(self._lock).st_size):
+            self._write_journal()
+        elif not resume:
+            raise ArgumentError(f"an earlier run left {self.path}: continue it with --resume, or delete it to start over")
+        else:
+            self._check_identity(journal["identity"])
+            self.state, self.written = journal["state"], journal["written"]
+        left = self.written
+        for path, size in zip(self.paths, self.sizes, strict=True):
+            here = min(left, size)
+            left -= here
+            if self.written == sum(self.sizes) and not path.exists():
+                continue  # moved to its final name already
+            file = open(path, "r+b" if path.exists() else "x+b", buffering=0)  # noqa: SIM115
+            self._files.append(file)
+            if os.fstat(file.fileno()).st_size < here:
+                raise ArgumentError(f"{path} is shorter than {self.journal.name} says: delete it to start over")
+            file.truncate(here)
+            file.seek(here)
+        self._at = self._position()
+
+    def _position(self):
+        """(number of the file that the next byte goes to, bytes it has)."""
+        left = self.written
+        for number, size in enumerate(self.sizes):
+            if left < size:
+                return [number, left]
+            left -= size
+        return [len(self.sizes), 0]
+
+    def _check_identity(self, identity):
+        differ = [key for key in {**self.identity, **identity} if self.identity.get(key) != identity.get(key)]
+        if differ:
+            raise ArgumentError(
+                f"cannot continue {self.path}: {' and '.join(differ)} changed since: delete it to start over"
+            )
+
+    def _read_journal(self):
+        try:
+            journal = json.loads(self.journal.read_bytes())
+            whole = isinstance(journal["identity"], dict) and isinstance(journal["state"], dict)
+            return journal if whole and 0 <= journal["written"] <= sum(self.sizes) or journal["identity"] != self.identity else None
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            return None
+
+    def _write_journal(self):
+        text = json.dumps({"identity": self.identity, "written": self.written, "state": self.state})
+        self._replace_journal(text)
+
+    def _replace_journal(self, text):
+        new = self.journal.with_name(self.journal.name + ".new")
+        try:
+            with open(new, "w") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(new, self.journal)
+        except OSError:
+            with contextlib.suppress(OSError):
+                new.unlink()
+            raise
+
+    def write(self, data):
+        """Add bytes, which must not go beyond the file that they begin in. What is written is synced from time to time."""
+        with self._errors(f" (the part written so far is kept in {self.path}: continue with --resume)"):
+            number, length = self._at
+            view = memoryview(data).cast("B")
+            assert length + len(view) <= self.sizes[number], (number, length, len(view))
+            while view:
+                view = view[self._files[number].write(view) :]
+            self.written += len(data)
+            self._at[1] = length + len(data)
+            if self._at[1] == self.sizes[number]:
+                self._at = [number + 1, 0]
+            self._sync_if_due()
+
+    def _sync_if_due(self):
+        if self._syncing and self._syncing.done():
+            self._syncing.result()
+            self._syncing = None
+        seconds, written = self._synced
+        due = self.written - written >= SYNC_BYTES or time.monotonic() - seconds >= SYNC_SECONDS
+        if due and not self._syncing:
+            self._synced = time.monotonic(), self.written
+            text = json.dumps({"identity": self.identity, "written": self.written, "state": self.state})
+            self._syncing = self._thread.submit(self._sync, text)
+
+    def _sync(self, text):
+        for file in self._files:
+            os.fsync(file.fileno())
+        self._replace_journal(text)
+
+    def keep(self):
+        """Bring what is there to disk, as far as possible, for a later run to continue."""
+        with contextlib.suppress(OSError, ResourceError):
+            self.flush()
+
+    def flush(self):
+        """Bring all that is written to disk."""
+        with self._errors():
+            self._thread.submit(lambda: None).result()
+            for file in self._files:
+                os.fsync(file.fileno())
+            self._write_journal()
+
+    def commit(self):
+        """Give the whole files their final names."""
+        assert self.written == sum(self.sizes), (self.written, self.sizes)
+        with self._errors(f" (it is whole in {self.path}: continue with --resume)"):
+            for path, target in reversed(list(zip(self.paths, self.targets, strict=True))):
+                if path.exists():  # the first file last: it holds the lock
+                    os.replace(path, target)
+            _sync_folder(self.path.parent)
+            self.journal.unlink(missing_ok=True)
+
+    def discard(self):
+        """Delete the unfinished files."""
+        for path in [*reversed(self.paths), self.journal]:
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+    def close(self):
+        """Close the files and give the lock back."""
+        self._thread.shutdown()
+        for file in self._files:
+            file.close()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+def _sync_folder(path):
+    with contextlib.suppress(OSError):  # not every system can
+        folder = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def _check_target(output, target, inputs):
+    try:
+        found = target.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        if not target.parent.is_dir():
+            raise CheckpointError(f"cannot write {output}: there is no folder {pathlib.Path(output).parent}") from None
+        return
+    if not stat.S_ISREG(found.st_mode):
+        raise CheckpointError(f"cannot write {output}: it is {'a folder' if stat.S_ISDIR(found.st_mode) else 'no regular file'}")
+    if any(os.path.samestat(found, os.stat(file)) for file in inputs):
+        raise CheckpointError(f"cannot write {output}: it is a file of the checkpoint")
