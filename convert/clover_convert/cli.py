@@ -1,85 +1,129 @@
 """The command `clover-convert`."""
 
-import os
 import pathlib
 import signal
 import sys
-import unicodedata
 
 import click
 
-from clover_convert.conversion import convert
-from clover_convert.encodings import ENCODINGS
-from clover_cpp.errors import CloverError
+from clover_convert.checkpoint import Checkpoint
+from clover_convert.conversion import prepare, run
+from clover_convert.partial import partial_path
+from clover_convert.progress import shown
+from clover_convert.tensors import skipped
+from clover_cpp import command
+from clover_cpp.command import printable
+from clover_quant import fit, recipes
+from clover_quant.imatrix import Imatrix
 
 PROGRAM = "clover-convert"
-INTERRUPTED = 128 + signal.SIGINT
 
 
-class Command(click.Command):
-    """A command whose every error is one line."""
+class Command(command.Main, click.Command):
+    """The command; an interruption names what it has left."""
 
-    def main(self, *args, **kwargs):
-        try:
-            code = super().main(*args, **{**kwargs, "standalone_mode": False})
-            sys.exit(code if isinstance(code, int) else 0)
-        except click.ClickException as error:
-            _fail(f"{error.format_message()} (see {PROGRAM} --help)", error.exit_code)
-        except CloverError as error:
-            _fail(str(error), 1)
-        except (click.Abort, KeyboardInterrupt):
-            print(f"{PROGRAM}: interrupted, nothing was written", file=sys.stderr)
-            sys.exit(INTERRUPTED)
+    program = PROGRAM
+    output = None
 
-
-def _fail(message, code):
-    print(f"{PROGRAM}: error: {_printable(message)}", file=sys.stderr)
-    sys.exit(code)
-
-
-def _report(text):
-    """Print a line; a standard output that takes none (a closed pipe, a full disk) is an error like others."""
-    try:
-        if sys.stdout:
-            sys.stdout.reconfigure(errors="replace")
-            print(text, flush=True)
-    except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes it once more
-        _fail(f"cannot write to standard output: {error.strerror}", 1)
-
-
-def _printable(text):
-    """Text of one line, without what a terminal would obey or UTF-8 cannot hold: names come from files."""
-    return "".join("\ufffd" if unicodedata.category(char) in ("Cc", "Cs") else char for char in text)
+    def interrupted(self):
+        """What is said when it was interrupted."""
+        part = self.output and partial_path(self.output)
+        if part and part.exists():
+            return f"interrupted, what is done is kept in {printable(str(part))}: continue with --resume"
+        return "interrupted, nothing was written"
 
 
 @click.command(cls=Command, context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("checkpoint", type=click.Path(path_type=pathlib.Path))
+@click.argument("checkpoint")
 @click.argument("output", type=click.Path(path_type=pathlib.Path))
 @click.option(
-    "--type", "-t", "type_", type=click.Choice(list(ENCODINGS)), default="q8_0", show_default=True, help="Type of the matrices."
-)
+    "--outtype", "--type", "-t", default="q8_0", show_default=True,
+    help=f"Recipe ({', '.join(recipes.names())}), type of all matrices (f32, f16, bf16, q4_k, ...), or a recipe's path (.toml).",
+)  # fmt: skip
+@click.option("--imatrix", type=click.Path(path_type=pathlib.Path), help="Importance matrix, a GGUF file.")
+@click.option("--fit", "limit", metavar="SIZE", help="Choose the best recipe that runs within this memory (16GB, 8GiB).")
+@click.option("--context", default=8192, show_default=True, help="Tokens of context that --fit counts with.")
+@click.option("--split-max-size", metavar="SIZE", help="Several files, of at most this size of tensors each (5G, 500M).")
+@click.option("--resume", is_flag=True, help="Go on where an interrupted run stopped.")
+@click.option("--verify", is_flag=True, help="Read the result back and compare every tensor with its source.")
+@click.option("--dry-run", is_flag=True, help="Print what would be written: each tensor, from, to, bytes.")
+@click.option("--allow-non-finite", is_flag=True, help="Convert NaN and infinite weights too (to 0 in types of blocks).")
+@click.option("--threads", type=click.IntRange(0, 512), default=0, help="0, the default: all cores.")
 @click.option("--quiet", "-q", is_flag=True, help="Print nothing but errors.")
-def main(checkpoint, output, type_, quiet):
-    """Convert CHECKPOINT, a folder with config.json, *.safetensors and tokenizer.json, to the GGUF file OUTPUT.
+def main(
+    checkpoint,
+    output,
+    outtype,
+    imatrix,
+    limit,
+    context,
+    split_max_size,
+    resume,
+    verify,
+    dry_run,
+    allow_non_finite,
+    threads,
+    quiet,
+):
+    """Convert CHECKPOINT to the GGUF file OUTPUT, quantised, in one pass.
+
+    CHECKPOINT: a folder with config.json, *.safetensors and a tokenizer, or a repo id (ORG/NAME or ORG/NAME@REVISION).
 
     \b
-    Example:
-        clover-convert models/clover-tiny clover-tiny.gguf --type q8_0
+    Examples:
+        clover-convert models/clover-tiny clover-tiny.gguf --outtype q4_k_m
+        clover-convert big-checkpoint big.gguf --fit 16GB --context 32768
     """
     for name in ("SIGTERM", "SIGHUP"):
         number = getattr(signal, name, None)
         if number and signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, lambda number, _: sys.exit(128 + number))
-    if quiet or not sys.stderr.isatty():
-        size = convert(checkpoint, output, type_)
-    else:
-        with click.progressbar(length=1, label=_printable(output.name), file=sys.stderr) as bar:
-            size = convert(checkpoint, output, type_, progress=lambda done, total: _show(bar, done, total))
-    if not quiet:
-        _report(f"{_printable(str(output))}: {type_}, {size / 1e6:.1f} MB")
+            signal.signal(number, _ended)
+    main.output = output
+    say = (lambda text: None) if quiet else (lambda text: command.report(PROGRAM, text))
+    matrix = Imatrix.load(imatrix) if imatrix else None
+    split = fit.parse_size(split_max_size) if split_max_size else None
+    with Checkpoint(checkpoint) as opened:
+        if limit:
+            job = _fitting(opened, fit.parse_size(limit), context, matrix, split, say)
+        else:
+            job = prepare(opened, outtype, matrix, split)
+        for line in skipped(opened.tensors):
+            say(f"skipped: {line}")
+        if dry_run:
+            _print_plan(job, lambda text: command.report(PROGRAM, text))
+            return
+        with shown(printable(output.name), quiet) as progress:
+            result = run(job, output, matrix, resume, verify, allow_non_finite, threads, progress)
+    for name, odd in result.odd.items():
+        print(f"{PROGRAM}: warning: tensor {printable(name)} has values that are not finite: {odd}", file=sys.stderr)
+    for path in result.paths:
+        say(f"{printable(str(path if len(result.paths) > 1 else output))}: {job.recipe.name}, {path.stat().st_size / 1e6:.1f} MB")
+    if result.worst:
+        say(f"verified: every tensor is within its type's bound; {result.worst[1]} comes closest, to {result.worst[0]:.0%} of it")
 
 
-def _show(bar, done, total):
-    bar.length = total
-    bar.update(done - bar.pos)
+def _ended(number, _):
+    print(f"{PROGRAM}: {main.interrupted()}", file=sys.stderr)
+    sys.exit(128 + number)
+
+
+def _fitting(checkpoint, limit, context, matrix, split, say):
+    jobs = {}
+
+    def plan(name):
+        jobs[name] = job = prepare(checkpoint, name, matrix, split)
+        metadata = {key: value for key, _, value in job.metadata}
+        return metadata, sum(target.size for target in job.targets)
+
+    name, needed = fit.choose(limit, context, plan)
+    say(f"{name} fits into {limit / 1e9:.2f} GB: {needed}")
+    return jobs[name]
+
+
+def _print_plan(job, say):
+    for target in job.targets:
+        tensor, sources = target.tensor, sorted({source.dtype for source, *_ in target.tensor.pieces})
+        shape = " x ".join(map(str, tensor.shape))
+        say(f"{tensor.name:40} {shape:20} {'/'.join(sources):8} -> {target.kind.name:8} {target.size:14,}")
+    files = f" in {len(job.shards)} files" if len(job.shards) > 1 else ""
+    say(f"{len(job.targets)} tensors, recipe {job.recipe.name}: {job.size:,} bytes{files}")

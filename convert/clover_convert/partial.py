@@ -194,7 +194,9 @@ class Partial:
         self._replace_journal(text)
 
     def keep(self):
-        """Bring what is there to disk, as far as possible, for a later run to continue."""
+        """Bring what is there to disk, as far as possible, for a later run to continue; nothing is kept of nothing."""
+        if not self.written:
+            return self.discard()
         with contextlib.suppress(OSError, ResourceError):
             self.flush()
 
@@ -215,6 +217,10 @@ class Partial:
                     os.replace(path, target)
             _sync_folder(self.path.parent)
             self.journal.unlink(missing_ok=True)
+
+    def open_paths(self):
+        """Where the unfinished files are, first to last."""
+        return [path if path.exists() else target for path, target in zip(self.paths, self.targets, strict=True)]
 
     def discard(self):
         """Delete the unfinished files."""

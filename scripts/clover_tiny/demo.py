@@ -9,7 +9,6 @@ from rich.console import Console
 from rich.table import Table
 
 from clover_convert import convert
-from clover_convert.encodings import ENCODINGS
 from clover_cpp import Clover, CloverError, Step, live
 
 from . import tasks
@@ -75,7 +74,7 @@ def main():
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     parser.add_argument("--task", default="tools", choices=list(tasks.TASKS))
     parser.add_argument("--example", type=int, default=0, help="which held-out example of the task")
-    parser.add_argument("--type", default="q8_0", choices=list(ENCODINGS), help="type of the weights")
+    parser.add_argument("--type", default="q8_0", help="type of the weights, as clover-convert --outtype")
     args = parser.parse_args()
     if args.example < 0:
         parser.error("--example must be 0 or more")

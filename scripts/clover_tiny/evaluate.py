@@ -12,7 +12,6 @@ import sys
 import tempfile
 
 from clover_convert import convert
-from clover_convert.encodings import ENCODINGS
 from clover_cpp import Clover, CloverError
 
 from . import tasks, web
@@ -112,7 +111,7 @@ def main():
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else on standard output")
     parser.add_argument("--tasks", default=",".join(EVALUATED), help="comma-separated: " + ", ".join(tasks.TASKS))
     parser.add_argument("--n", type=int, default=300, help="tasks of each kind")
-    parser.add_argument("--type", default="q8_0", choices=list(ENCODINGS), help="type of the weights")
+    parser.add_argument("--type", default="q8_0", help="type of the weights, as clover-convert --outtype")
     parser.add_argument("--checkpoint", type=pathlib.Path, default=CHECKPOINT)
     parser.add_argument("--threads", type=int, default=0, help="0: all cores")
     args = parser.parse_args()
