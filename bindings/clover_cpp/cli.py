@@ -2,50 +2,20 @@
 
 import dataclasses
 import json
-import os
 import sys
 
 import click
 
+from .command import Main, printable
 from .engine import Clover
-from .errors import CloverError
-from .live import printable, show
+from .live import show
 from .native import FLASH_ATTN, KV_TYPES, MODES, library
 
-INTERRUPTED = 130  # 128 + SIGINT, as shells count it
 
+class Commands(Main, click.Group):
+    """The group `clover`: every subcommand's work is what it prints."""
 
-class Commands(click.Group):
-    """Groups whose every error is one line, `clover: error: ...`."""
-
-    def main(self, *args, **kwargs):
-        if sys.stderr is None:  # closed; print would take standard output instead
-            sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
-        try:
-            if sys.stdout is None:
-                raise click.ClickException("standard output is closed")
-            code = super().main(*args, **{**kwargs, "standalone_mode": False})
-            sys.stdout.flush()
-            sys.exit(code if isinstance(code, int) else 0)
-        except click.UsageError as error:
-            hint = f" (see {error.ctx.command_path} --help)" if error.ctx else ""
-            self._fail(f"{error.format_message()}{hint}", error.exit_code)
-        except click.ClickException as error:
-            self._fail(error.format_message(), 1)
-        except CloverError as error:
-            self._fail(str(error), 1)
-        except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes it once more
-            sys.exit(1)
-        except (click.Abort, KeyboardInterrupt):
-            sys.exit(INTERRUPTED)
-        except OSError as error:
-            self._fail(str(error), 1)
-
-    @staticmethod
-    def _fail(message, code):
-        print(f"clover: error: {message}", file=sys.stderr)
-        sys.exit(code)
+    needs_output = True
 
 
 def _version(context, _, wanted):

@@ -12,9 +12,9 @@ from .errors import CloverError
 INTERRUPTED = 128 + signal.SIGINT
 
 
-def printable(text):
-    """Text of one line, without what a terminal would obey or UTF-8 cannot hold: names come from files."""
-    return "".join("\ufffd" if unicodedata.category(char) in ("Cc", "Cs") else char for char in text)
+def printable(text, keep=""):
+    """Text without what a terminal would obey or UTF-8 cannot hold (names come from files); `keep`: characters that stay."""
+    return "".join("\ufffd" if unicodedata.category(char) in ("Cc", "Cs") and char not in keep else char for char in text)
 
 
 def fail(program, message, code=1):
@@ -27,19 +27,34 @@ class Main:
     """Mixed into a click command or group: it runs as the program `program`."""
 
     program = "clover"
+    needs_output = False  # whether it refuses to start with a closed standard output
 
     def main(self, *args, **kwargs):
         """Run the command line and exit."""
+        if sys.stderr is None:  # closed; print would take standard output instead
+            sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
         try:
+            if sys.stdout is None and self.needs_output:
+                fail(self.program, "standard output is closed")
             code = super().main(*args, **{**kwargs, "standalone_mode": False})
+            if sys.stdout:
+                sys.stdout.flush()
             sys.exit(code if isinstance(code, int) else 0)
+        except click.UsageError as error:
+            path = error.ctx.command_path if error.ctx else self.program
+            fail(self.program, f"{error.format_message()} (see {path} --help)", error.exit_code)
         except click.ClickException as error:
-            fail(self.program, f"{error.format_message()} (see {self.program} --help)", error.exit_code)
+            fail(self.program, error.format_message())
         except CloverError as error:
             fail(self.program, str(error))
+        except BrokenPipeError:
+            _drop_output()
+            sys.exit(1)
         except (click.Abort, KeyboardInterrupt):
             print(f"{self.program}: {self.interrupted()}", file=sys.stderr)
             sys.exit(INTERRUPTED)
+        except OSError as error:
+            fail(self.program, str(error))
 
     def interrupted(self):
         """What is said when it was interrupted."""
@@ -53,5 +68,10 @@ def report(program, text):
             sys.stdout.reconfigure(errors="replace")
             print(text, flush=True)
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes it once more
+        _drop_output()
         fail(program, f"cannot write to standard output: {error.strerror}")
+
+
+def _drop_output():
+    """Discard what the interpreter would flush once more when it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

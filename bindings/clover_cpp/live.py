@@ -1,19 +1,13 @@
 """The live view of a terminal: undecided positions as dim blocks that turn into text."""
 
-import unicodedata
-
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text as Line
 
+from .command import printable
 from .events import Step
 
 MASKED = "░"
-
-
-def printable(text):
-    """Text without the control characters that a terminal would obey; line feeds and tabs stay."""
-    return "".join("\ufffd" if unicodedata.category(char) == "Cc" and char not in "\n\t" else char for char in text)
 
 
 class View:
@@ -27,7 +21,7 @@ class View:
     def update(self, event):
         """Take in a `Step` or `Text`."""
         if not isinstance(event, Step):
-            self.text += printable(event.text)
+            self.text += printable(event.text, keep="\n\t")
             return
         if event.step <= 1 and len(event.positions) and self._is_new(event):
             self.block = [None] * event.block_size
@@ -47,7 +41,7 @@ class View:
         line = Line(self.text)
         first = self.block.index(None) if None in self.block else len(self.block)  # before it, all is in the text
         for token in self.block[first:]:
-            piece = MASKED if token is None else printable(self.detokenize([token])).replace("\n", "⏎")
+            piece = MASKED if token is None else printable(self.detokenize([token]), keep="\n\t").replace("\n", "⏎")
             line.append(piece, style="dim" if token is None else "green")
         return line
 

@@ -29,7 +29,7 @@ class Checkpoint:
             raise CheckpointError(f"{self.folder}: {getattr(error, 'strerror', error)}") from error
         if not is_folder:
             raise CheckpointError(f"{self.folder}: not a folder")
-        self.files = {}
+        self.files, self.tensors = {}, {}
         self.config = self.json("config.json")
         if self.config is None:
             raise CheckpointError(f"no config.json in {self.folder}")
@@ -83,6 +83,10 @@ class Checkpoint:
 
     def open_tensors(self):
         """Open the safetensors files and return their tensors by name."""
+        self.tensors = self._open_tensors()
+        return self.tensors
+
+    def _open_tensors(self):
         if os.path.lexists(self.folder / SINGLE):
             return self._open(SINGLE).tensors
         index = self.json(INDEX)

@@ -19,13 +19,13 @@ from clover_quant.imatrix import Imatrix
 PROGRAM = "clover-convert"
 
 
-class Command(command.Main, click.Command):
+class Command(command.Command):
     """The command; an interruption names what it has left."""
 
-    program = PROGRAM
     output = None
 
-    def interrupted(self):
+    @property
+    def on_interrupt(self):
         """What is said when it was interrupted."""
         part = self.output and partial_path(self.output)
         if part and part.exists():
@@ -33,7 +33,7 @@ class Command(command.Main, click.Command):
         return "interrupted, nothing was written"
 
 
-@click.command(cls=Command, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(cls=Command, context_settings=command.SETTINGS)
 @click.argument("checkpoint")
 @click.argument("output", type=click.Path(path_type=pathlib.Path))
 @click.option(
@@ -79,7 +79,7 @@ def main(
         if number and signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _ended)
     main.output = output
-    say = (lambda text: None) if quiet else (lambda text: command.report(PROGRAM, text))
+    say = (lambda text: None) if quiet else command.say
     matrix = Imatrix.load(imatrix) if imatrix else None
     split = fit.parse_size(split_max_size) if split_max_size else None
     with Checkpoint(checkpoint) as opened:
@@ -90,7 +90,7 @@ def main(
         for line in skipped(opened.tensors):
             say(f"skipped: {line}")
         if dry_run:
-            _print_plan(job, lambda text: command.report(PROGRAM, text))
+            _print_plan(job, command.say)
             return
         with shown(printable(output.name), quiet) as progress:
             result = run(job, output, matrix, resume, verify, allow_non_finite, threads, progress)
@@ -99,11 +99,11 @@ def main(
     for path in result.paths:
         say(f"{printable(str(path if len(result.paths) > 1 else output))}: {job.recipe.name}, {path.stat().st_size / 1e6:.1f} MB")
     if result.worst:
-        say(f"verified: every tensor is within its type's bound; {result.worst[1]} comes closest, to {result.worst[0]:.0%} of it")
+        say(f"verified: every tensor is within its type's bound; {result.worst.name} comes closest, {result.worst.ratio:.0%} of it")
 
 
 def _ended(number, _):
-    print(f"{PROGRAM}: {main.interrupted()}", file=sys.stderr)
+    print(f"{PROGRAM}: {main.on_interrupt}", file=sys.stderr)
     sys.exit(128 + number)
 
 

@@ -8,7 +8,7 @@ import itertools
 import os
 import pathlib
 
-from clover_convert import chunks, verify
+from clover_convert import chunks
 from clover_convert.checkpoint import Checkpoint
 from clover_convert.config import read_config
 from clover_convert.gguf_file import Entry, layout, padding, shard_names
@@ -16,6 +16,7 @@ from clover_convert.metadata import model_metadata
 from clover_convert.partial import Partial
 from clover_convert.tensors import plan
 from clover_convert.tokenizer import tokenizer_metadata
+from clover_convert.verification import Worst, verify_files
 from clover_cpp.errors import ArgumentError, CheckpointError
 from clover_quant import recipes
 
@@ -24,7 +25,7 @@ IN_FLIGHT = 3  # chunks for each thread that are read, quantised or wait to be w
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """All that is known before any tensor is read: metadata (key, kind, value), `chunks.Target`s, and the `Shard`s of the output."""
+    """All that is known before any tensor is read: metadata (key, kind, value), `chunks.Target`s, the output's `Shard`s."""
 
     checkpoint: Checkpoint
     config: object
@@ -46,7 +47,7 @@ class Result:
     paths: list
     size: int
     odd: dict
-    worst: tuple | None  # of the verification: (share of its bound that the worst tensor reached, tensor's name)
+    worst: Worst | None  # of the verification
 
 
 def prepare(checkpoint, type="q8_0", imatrix=None, split_max_size=None):
@@ -117,12 +118,18 @@ def convert(
 def run(job, output, imatrix=None, resume=False, check=False, allow_non_finite=False, threads=0, progress=None):
     """Carry out a `Job`; arguments and errors as for `convert`."""
     names = shard_names(pathlib.Path(output).name, len(job.shards))
+    threads = threads or os.cpu_count() or 1
     partial = Partial(
-        output, names, [shard.size for shard in job.shards], _identity(job, imatrix, allow_non_finite), resume, job.checkpoint.inputs()
+        output,
+        names,
+        [shard.size for shard in job.shards],
+        _identity(job, imatrix, allow_non_finite),
+        resume,
+        job.checkpoint.inputs(),
     )
     try:
         odd = partial.state.setdefault("not finite", {})
-        for data, found in _stream(job, partial.written, allow_non_finite, threads or os.cpu_count() or 1):
+        for data, found in _stream(job, partial.written, allow_non_finite, threads):
             partial.write(data)
             for name, count in found.items():
                 odd[name] = [a + b for a, b in zip(odd.get(name, [0, 0]), (count.nan, count.infinite), strict=True)]
@@ -131,7 +138,7 @@ def run(job, output, imatrix=None, resume=False, check=False, allow_non_finite=F
         worst = None
         if check:
             partial.flush()
-            worst = verify.verify(job, partial.open_paths(), allow_non_finite)
+            worst = verify_files(partial.open_paths(), job.shards, job.targets, job.config, threads, allow_non_finite, progress)
         partial.commit()
     except CheckpointError:
         partial.discard()

@@ -134,9 +134,7 @@ class Partial:
     def _check_identity(self, identity):
         differ = [key for key in {**self.identity, **identity} if self.identity.get(key) != identity.get(key)]
         if differ:
-            raise ArgumentError(
-                f"cannot continue {self.path}: {' and '.join(differ)} changed since: delete it to start over"
-            )
+            raise ArgumentError(f"cannot continue {self.path}: {' and '.join(differ)} changed since: delete it to start over")
 
     def _read_journal(self):
         try:

@@ -14,7 +14,18 @@ from clover_convert.safetensors import READABLE
 from clover_cpp.errors import CheckpointError
 
 PREFIXES = ("model.language_model.", "language_model.model.", "language_model.", "model.")
-SKIPPED = re.compile(r"(model\.)?(visual|vision_tower|vision_model|mtp)\.|.*\.rotary_emb\.inv_freq$")
+# what a checkpoint may hold beyond the text model -> names of its tensors
+SKIPPED = {
+    "the vision tower": re.compile(r"(model\.)?(visual|vision_tower|vision_model)\."),
+    "the multi-token-prediction layers": re.compile(r"(model\.)?mtp\."),
+    "rotary frequencies (computed anew)": re.compile(r".*\.rotary_emb\.inv_freq$"),
+}
+
+
+def skipped(names):
+    """What of a checkpoint's tensors is not converted, as lines of text."""
+    counts = {what: sum(pattern.match(name) is not None for name in names) for what, pattern in SKIPPED.items()}
+    return [f"{what} ({count} tensors)" for what, count in counts.items() if count]
 
 
 def value_head_order(c):
@@ -162,7 +173,7 @@ class _Plan:
         self.missing = []
         self.prefix = "model."
         for name, tensor in tensors.items():
-            if SKIPPED.match(name):
+            if any(pattern.match(name) for pattern in SKIPPED.values()):
                 continue
             prefix = next((prefix for prefix in PREFIXES if name.startswith(prefix)), "")
             short = name[len(prefix) :]

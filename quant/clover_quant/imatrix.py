@@ -1,6 +1,6 @@
 """Importance matrices in llama.cpp's GGUF format: for each weight matrix, how large the inputs of its columns are.
 
-Format (llama.cpp, tools/imatrix): general.type "imatrix"; for each tensor NAME two float32 tensors: NAME.in_sum2 [matrices, columns],
+Format (llama.cpp, tools/imatrix): general.type "imatrix"; for each tensor NAME two of float32: NAME.in_sum2 [matrices, columns],
 sums of squared inputs, and NAME.counts [matrices, 1], how many inputs each matrix has seen.
 """
 

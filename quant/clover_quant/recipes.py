@@ -93,8 +93,8 @@ class Recipe:
     def types(self, tensors, n_layers, importance=None):
         """The `ggml.Type` of each tensor, a list.
 
-        tensors: objects with `name` (GGUF name), `shape` (row-major) and `f32` (never smaller than float32). importance: the matrix,
-        or None where there is none. Raises ArgumentError where a type cannot be used without one.
+        tensors: objects with `name` (GGUF name), `shape` (row-major) and `f32` (never smaller than float32). importance: the
+        matrix, or None where there is none. Raises ArgumentError where a type cannot be used without one.
         """
         tied = all(tensor.name != OUTPUT for tensor in tensors)
         return [self._type(tensor, n_layers, importance is not None, tied) for tensor in tensors]

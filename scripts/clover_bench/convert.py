@@ -110,7 +110,7 @@ def main():
     for name, run in best.items():
         memory, disk = run["peak_memory"] / 1e9, run["peak_disk"] / 1e9
         print(
-            f"{name:9} {run['seconds']:7.1f} s, peak memory {memory:.2f} GB, most disk {disk:.2f} GB, file {run['bytes'] / 1e9:.2f} GB"
+            f"{name:9} {run['seconds']:7.1f} s, peak memory {memory:.2f} GB, disk {disk:.2f} GB, file {run['bytes'] / 1e9:.2f} GB"
         )
     print(f"clover-convert's time / upstream's: {ratio:.2f}")
 
