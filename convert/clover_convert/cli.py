@@ -19,13 +19,13 @@ from clover_quant.imatrix import Imatrix
 PROGRAM = "clover-convert"
 
 
-class Command(command.Command):
+class Command(command.Main, click.Command):
     """The command; an interruption names what it has left."""
 
+    program = PROGRAM
     output = None
 
-    @property
-    def on_interrupt(self):
+    def interrupted(self):
         """What is said when it was interrupted."""
         part = self.output and partial_path(self.output)
         if part and part.exists():
@@ -33,7 +33,7 @@ class Command(command.Command):
         return "interrupted, nothing was written"
 
 
-@click.command(cls=Command, context_settings=command.SETTINGS)
+@click.command(cls=Command, context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("checkpoint")
 @click.argument("output", type=click.Path(path_type=pathlib.Path))
 @click.option(
@@ -79,7 +79,7 @@ def main(
         if number and signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _ended)
     main.output = output
-    say = (lambda text: None) if quiet else command.say
+    say = (lambda text: None) if quiet else _say
     matrix = Imatrix.load(imatrix) if imatrix else None
     split = fit.parse_size(split_max_size) if split_max_size else None
     with Checkpoint(checkpoint) as opened:
@@ -90,7 +90,7 @@ def main(
         for line in skipped(opened.tensors):
             say(f"skipped: {line}")
         if dry_run:
-            _print_plan(job, command.say)
+            _print_plan(job, _say)
             return
         with shown(printable(output.name), quiet) as progress:
             result = run(job, output, matrix, resume, verify, allow_non_finite, threads, progress)
@@ -102,8 +102,12 @@ def main(
         say(f"verified: every tensor is within its type's bound; {result.worst.name} comes closest, {result.worst.ratio:.0%} of it")
 
 
+def _say(text):
+    command.report(PROGRAM, text)
+
+
 def _ended(number, _):
-    print(f"{PROGRAM}: {main.on_interrupt}", file=sys.stderr)
+    print(f"{PROGRAM}: {main.interrupted()}", file=sys.stderr)
     sys.exit(128 + number)
 
 
