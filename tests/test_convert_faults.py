@@ -420,7 +420,7 @@ def test_command_reports_errors_on_one_line(use, tmp_path):
     (folder / "tokenizer.json").unlink()
     run = command(folder, tmp_path / "model.gguf")
     assert run.returncode == 1 and not run.stdout
-    assert run.stderr == f"clover-convert: error: no tokenizer.json in {folder}\n"
+    assert run.stderr == f"clover-convert: error: no tokenizer.json and no tokenizer.model in {folder}\n"
     assert os.listdir(tmp_path) == ["qwen"]
     run = command(folder, tmp_path / "model.gguf", "--type", "q4_k")
     assert run.returncode == 2 and "q4_k" in run.stderr

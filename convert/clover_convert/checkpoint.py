@@ -68,6 +68,17 @@ class Checkpoint:
         except (OSError, UnicodeDecodeError) as error:
             raise CheckpointError(f"{self.folder / name}: {error}") from error
 
+    def has(self, name):
+        """Whether the folder has a file of this name."""
+        return os.path.lexists(self.folder / name)
+
+    def bytes(self, name):
+        """The bytes of a file of the folder."""
+        try:
+            return (self.folder / name).read_bytes()
+        except OSError as error:
+            raise CheckpointError(f"{self.folder / name}: {error.strerror}") from error
+
     def json(self, name):
         """A JSON object of the folder as a dict, or None when there is no such file."""
         text = self.text(name)
