@@ -19,7 +19,7 @@ from clover_convert import convert
 from clover_cpp.errors import ArgumentError, CheckpointError, ResourceError
 from conftest import ROOT
 
-ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "convert"), str(ROOT / "bindings")])}
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(str(ROOT / part) for part in ("convert", "quant", "bindings"))}
 
 
 @pytest.fixture(scope="module")
@@ -290,8 +290,8 @@ def test_output_at_fault(use, tmp_path):
         convert(folder, tmp_path / ("a" * 300))
     with pytest.raises(CheckpointError, match="File name too long"):
         convert(tmp_path / ("a" * 300), tmp_path / "model.gguf")
-    with pytest.raises(ArgumentError, match="q4_k"):
-        convert(folder, tmp_path / "model.gguf", type="q4_k")
+    with pytest.raises(ArgumentError, match="q4_k_xxl"):
+        convert(folder, tmp_path / "model.gguf", type="q4_k_xxl")
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json", "chat_template.jinja", "README.md"])
@@ -356,6 +356,8 @@ def python(code, *arguments, **variables):
     return subprocess.run(command, env={**ENVIRONMENT, **variables}, capture_output=True, text=True)
 
 
+PARTIAL = ["model.gguf.partial", "model.gguf.partial.json"]
+
 LIMITED = """
 import resource, sys
 from clover_convert import convert
@@ -367,28 +369,28 @@ convert(*sys.argv[1:])
 def test_full_disk(use, tmp_path):
     (tmp_path / "out").mkdir()
     run = python(LIMITED, use("qwen"), tmp_path / "out" / "model.gguf")
-    assert re.search(r"ResourceError: cannot write .*model.gguf: File too large$", run.stderr.strip()), run.stderr
-    assert not os.listdir(tmp_path / "out")
+    assert re.search(r"ResourceError: cannot write .*model.gguf: File too large", run.stderr.strip()), run.stderr
+    assert sorted(os.listdir(tmp_path / "out")) == PARTIAL
 
 
 def test_interrupted(use, tmp_path):
     def interrupt(done, total):
-        assert list(tmp_path.glob(".model.gguf.*.part"))
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         convert(use("qwen"), tmp_path / "model.gguf", progress=interrupt)
-    assert os.listdir(tmp_path) == ["qwen"]
+    assert sorted(os.listdir(tmp_path)) == [*PARTIAL, "qwen"]
 
 
 TERMINATED = """
 import os
-import clover_convert.conversion as conversion
-encode = conversion._encode
-def slow(*arguments):
-    os.kill(os.getpid(), int(os.environ["SIGNAL"]))
-    return encode(*arguments)
-conversion._encode = slow
+import clover_convert.cli as cli
+class Shown:
+    def __init__(self, *_): pass
+    def __exit__(self, *_): pass
+    def __enter__(self):
+        return lambda done, total: os.kill(os.getpid(), int(os.environ["SIGNAL"]))
+cli.shown = Shown
 from clover_convert.cli import main
 main()
 """
@@ -399,7 +401,8 @@ def test_terminated(use, tmp_path, number):
     (tmp_path / "out").mkdir()
     run = python(TERMINATED, use("qwen"), tmp_path / "out" / "model.gguf", SIGNAL=number)
     assert run.returncode == 128 + number, run.stderr
-    assert not os.listdir(tmp_path / "out")
+    assert "continue with --resume" in run.stderr
+    assert sorted(os.listdir(tmp_path / "out")) == PARTIAL
 
 
 def command(*arguments):
@@ -422,9 +425,9 @@ def test_command_reports_errors_on_one_line(use, tmp_path):
     assert run.returncode == 1 and not run.stdout
     assert run.stderr == f"clover-convert: error: no tokenizer.json and no tokenizer.model in {folder}\n"
     assert os.listdir(tmp_path) == ["qwen"]
-    run = command(folder, tmp_path / "model.gguf", "--type", "q4_k")
-    assert run.returncode == 2 and "q4_k" in run.stderr
-    for arguments in ((), (folder,), (folder, "a", "b"), ("--absent",), (folder, "a", "--type", "q4_k")):
+    run = command(folder, tmp_path / "model.gguf", "--type", "q4_k_xxl")
+    assert run.returncode == 1 and "q4_k_xxl" in run.stderr
+    for arguments in ((), (folder,), (folder, "a", "b"), ("--absent",), (folder, "a", "--threads", "x")):
         run = command(*arguments)
         assert run.returncode == 2 and not run.stdout
         assert re.fullmatch(r"clover-convert: error: .* \(see clover-convert --help\)\n", run.stderr), run.stderr

@@ -103,14 +103,22 @@ def values(chunk, config, allow_non_finite=False):
     if odd and kind.block > 1:
         rows = np.where(np.isfinite(rows), rows, np.float32(0))
     if not _within(rows, kind.largest):
-        largest = np.abs(rows, where=np.isfinite(rows), out=np.zeros_like(rows)).max()
-        if largest > kind.largest:
-            names = ", ".join(dict.fromkeys(repr(source.name) for source, *_ in chunk.spans))
+        size = np.abs(rows, where=np.isfinite(rows), out=np.zeros_like(rows))
+        if size.max() > kind.largest:
+            name = _source_of(chunk, int(size.argmax()) // rows.shape[1]).name
             raise CheckpointError(
-                f"tensor {names}: the value {largest:g} is above {kind.largest:g}, the largest of {kind.name}:"
+                f"tensor {name!r}: a value is too large, {size.max():g} is above {kind.largest:g}, the largest of {kind.name}:"
                 f" use --outtype {'f32' if kind.name == 'bf16' else 'bf16 or f32'}"
             )
     return rows, odd
+
+
+def _source_of(chunk, row):
+    for source, first, end in chunk.spans:
+        row -= end - first
+        if row < 0:
+            return source
+    raise IndexError(row)
 
 
 def encode(chunk, config, allow_non_finite=False):
