@@ -9,8 +9,6 @@ import click
 
 from .errors import CloverError
 
-INTERRUPTED = 128 + signal.SIGINT
-
 
 def printable(text, keep=""):
     """Text without what a terminal would obey or UTF-8 cannot hold (names come from files); `keep`: characters that stay."""
@@ -28,6 +26,7 @@ class Main:
 
     program = "clover"
     needs_output = False  # whether it refuses to start with a closed standard output
+    stopped_by = signal.SIGINT  # the signal that stands behind a KeyboardInterrupt
 
     def main(self, *args, **kwargs):
         """Run the command line and exit."""
@@ -52,7 +51,7 @@ class Main:
             sys.exit(1)
         except (click.Abort, KeyboardInterrupt):
             print(f"{self.program}: {self.interrupted()}", file=sys.stderr)
-            sys.exit(INTERRUPTED)
+            sys.exit(128 + self.stopped_by)
         except OSError as error:
             fail(self.program, str(error))
 

@@ -107,8 +107,8 @@ def _say(text):
 
 
 def _ended(number, _):
-    print(f"{PROGRAM}: {main.interrupted()}", file=sys.stderr)
-    sys.exit(128 + number)
+    main.stopped_by = number
+    raise KeyboardInterrupt
 
 
 def _fitting(checkpoint, limit, context, matrix, split, say):

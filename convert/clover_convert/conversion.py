@@ -17,7 +17,7 @@ from clover_convert.partial import Partial
 from clover_convert.tensors import plan
 from clover_convert.tokenizer import tokenizer_metadata
 from clover_convert.verification import Worst, verify_files
-from clover_cpp.errors import ArgumentError, CheckpointError
+from clover_cpp.errors import ArgumentError, CheckpointError, ModelFileError
 from clover_quant import recipes
 
 IN_FLIGHT = 3  # chunks for each thread that are read, quantised or wait to be written: what bounds the memory
@@ -93,9 +93,9 @@ def convert(
     is NAME-00001-of-0000N.gguf. resume: go on where an interrupted run stopped. verify: read the output back and compare.
     allow_non_finite: keep NaN and infinities (0 in types of blocks). threads: 0 for all cores.
     progress: called with (bytes written, bytes in all).
-    Raises CheckpointError for a checkpoint that cannot be converted, ResourceError when writing fails, ArgumentError for an
-    unknown type, or a partial output that is in the way or was made from something else. Memory use does not depend on the size
-    of the checkpoint.
+    Raises CheckpointError for a checkpoint that cannot be converted, ResourceError when writing fails, ModelFileError when the
+    verification finds a difference, ArgumentError for an unknown type, or a partial output that is in the way or was made from
+    something else. Memory use does not depend on the size of the checkpoint.
     """
     if isinstance(source, Checkpoint):
         job = prepare(source, type, imatrix, split_max_size)
@@ -133,6 +133,7 @@ def run(job, output, imatrix=None, resume=False, check=False, allow_non_finite=F
             partial.write(data)
             for name, count in found.items():
                 odd[name] = [a + b for a, b in zip(odd.get(name, [0, 0]), (count.nan, count.infinite), strict=True)]
+            partial.sync_if_due()
             if progress:
                 progress(partial.written, job.size)
         worst = None
@@ -140,7 +141,7 @@ def run(job, output, imatrix=None, resume=False, check=False, allow_non_finite=F
             partial.flush()
             worst = verify_files(partial.open_paths(), job.shards, job.targets, job.config, threads, allow_non_finite, progress)
         partial.commit()
-    except CheckpointError:
+    except (CheckpointError, ModelFileError):
         partial.discard()
         raise
     except BaseException:
@@ -158,6 +159,7 @@ def _identity(job, imatrix, allow_non_finite):
         "the tokenizer, or the recipe or another option": headers,
         "the importance matrix": imatrix.digest if imatrix is not None else "",
         "--allow-non-finite": str(allow_non_finite),
+        "clover-convert itself": f"chunks of {chunks.CHUNK}",
     }
 
 

@@ -51,18 +51,3 @@ def model_metadata(config, name, file_type):
             ("diffusion.shift_logits", "bool", config.block.shift_logits),
         ]
     return metadata
-
-
-def importance_metadata(imatrix):
-    """What llama-quantize notes about an importance matrix: keys, kinds and the cut at 127 bytes as in its tools/quantize."""
-    metadata = [("quantize.imatrix.file", "str", _cut(str(imatrix.path)))]
-    if imatrix.datasets:
-        metadata.append(("quantize.imatrix.dataset", "str", _cut(imatrix.datasets[0])))
-    metadata.append(("quantize.imatrix.entries_count", "u32", len(imatrix)))
-    if imatrix.chunks:
-        metadata.append(("quantize.imatrix.chunks_count", "u32", imatrix.chunks))
-    return metadata
-
-
-def _cut(text):
-    return text.encode("utf-8", "replace")[:127].decode("utf-8", "ignore")

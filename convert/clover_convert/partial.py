@@ -60,6 +60,7 @@ class Partial:
                 _check_target(output, path, inputs)
             self.path = partial_path(output)
             self.journal = self.path.with_name(self.path.name + ".json")
+            self._new_journal = self.path.with_name(self.path.name + ".json.new")
             self.paths = [self._numbered(i) for i in range(1, len(names) + 1)]
             self._lock = self._take_lock()
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "sync")
@@ -67,6 +68,8 @@ class Partial:
             with self._errors():
                 self._begin(resume)
         except BaseException:
+            if not os.fstat(self._lock).st_size and not self.journal.exists():
+                self.path.unlink()  # nothing was begun
             self.close()
             raise
 
@@ -98,16 +101,16 @@ class Partial:
             os.close(lock)
 
     def _begin(self, resume):
-        journal = self._read_journal()
-        if journal is None and os.fstat(self._lock).st_size:
-            raise ArgumentError(f"{self.path} is in the way, and {self.journal.name} does not describe it: delete it to start over")
-        if journal is None or not (journal["written"] or os.fstat(self._lock).st_size):
+        journal, size = self._read_journal(), os.fstat(self._lock).st_size
+        if not size:  # new; a journal beside it is left from a run that was killed after its files had got their final names
             self._write_journal()
+        elif journal is None:
+            raise ArgumentError(f"{self.path} is in the way, and {self.journal.name} does not describe it: delete it to start over")
         elif not resume:
             raise ArgumentError(f"an earlier run left {self.path}: continue it with --resume, or delete it to start over")
         else:
             self._check_identity(journal["identity"])
-            self.state, self.written = journal["state"], journal["written"]
+            self.state, self.written = journal["state"], min(journal["written"], sum(self.sizes))
         left = self.written
         for path, size in zip(self.paths, self.sizes, strict=True):
             here = min(left, size)
@@ -139,8 +142,8 @@ class Partial:
     def _read_journal(self):
         try:
             journal = json.loads(self.journal.read_bytes())
-            whole = isinstance(journal["identity"], dict) and isinstance(journal["state"], dict)
-            return journal if whole and 0 <= journal["written"] <= sum(self.sizes) or journal["identity"] != self.identity else None
+            whole = isinstance(journal["identity"], dict) and isinstance(journal["state"], dict) and journal["written"] >= 0
+            return journal if whole else None
         except (FileNotFoundError, ValueError, KeyError, TypeError):
             return None
 
@@ -149,21 +152,20 @@ class Partial:
         self._replace_journal(text)
 
     def _replace_journal(self, text):
-        new = self.journal.with_name(self.journal.name + ".new")
         try:
-            with open(new, "w") as file:
+            with open(self._new_journal, "w") as file:
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(new, self.journal)
+            os.replace(self._new_journal, self.journal)
         except OSError:
             with contextlib.suppress(OSError):
-                new.unlink()
+                self._new_journal.unlink()
             raise
 
     def write(self, data):
-        """Add bytes, which must not go beyond the file that they begin in. What is written is synced from time to time."""
-        with self._errors(f" (the part written so far is kept in {self.path}: continue with --resume)"):
+        """Add bytes, which must not go beyond the file that they begin in."""
+        with self._write_errors():
             number, length = self._at
             view = memoryview(data).cast("B")
             assert length + len(view) <= self.sizes[number], (number, length, len(view))
@@ -173,9 +175,16 @@ class Partial:
             self._at[1] = length + len(data)
             if self._at[1] == self.sizes[number]:
                 self._at = [number + 1, 0]
-            self._sync_if_due()
 
-    def _sync_if_due(self):
+    def _write_errors(self):
+        return self._errors(f" (the part written so far is kept in {self.path}: continue with --resume)")
+
+    def sync_if_due(self):
+        """From time to time, begin to bring what is written to disk and to note it in the journal, with the present `state`."""
+        with self._write_errors():
+            self._begin_sync()
+
+    def _begin_sync(self):
         if self._syncing and self._syncing.done():
             self._syncing.result()
             self._syncing = None
@@ -196,6 +205,8 @@ class Partial:
         if not self.written:
             return self.discard()
         with contextlib.suppress(OSError, ResourceError):
+            if self._at[0] < len(self._files):
+                self._files[self._at[0]].truncate(self._at[1])  # on a full disk it makes room for the journal
             self.flush()
 
     def flush(self):
@@ -214,6 +225,7 @@ class Partial:
                 if path.exists():  # the first file last: it holds the lock
                     os.replace(path, target)
             _sync_folder(self.path.parent)
+            self._new_journal.unlink(missing_ok=True)
             self.journal.unlink(missing_ok=True)
 
     def open_paths(self):
@@ -222,7 +234,7 @@ class Partial:
 
     def discard(self):
         """Delete the unfinished files."""
-        for path in [*reversed(self.paths), self.journal]:
+        for path in [*reversed(self.paths), self._new_journal, self.journal]:
             with contextlib.suppress(OSError):
                 path.unlink()
 
