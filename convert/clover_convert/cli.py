@@ -87,7 +87,7 @@ def main(
             job = _fitting(opened, fit.parse_size(limit), context, matrix, split, say)
         else:
             job = prepare(opened, outtype, matrix, split)
-        for line in skipped(opened.tensors):
+        for line in skipped(opened.tensors, job.config):
             say(f"skipped: {line}")
         if dry_run:
             _print_plan(job, _say)

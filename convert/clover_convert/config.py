@@ -28,7 +28,7 @@ COUNTS = (
 )
 
 # fields that change the computation, with the only value that the engine computes
-FIXED = {"hidden_act": "silu", "attention_bias": False, "attn_output_gate": True}
+FIXED = {"hidden_act": "silu", "attention_bias": False, "attn_output_gate": True, "norm_topk_prob": True}
 
 # the largest values that the engine takes (gguf_check.cpp); where nothing is said, 2^16
 LIMITS = {
@@ -43,6 +43,9 @@ LIMITS = {
     "block_size": 4096,
     "block_sizes": 4096,
 }
+# fields that say how many layers for multi-token prediction there are
+MTP_LAYERS = ("mtp_num_hidden_layers", "num_nextn_predict_layers")
+
 FLOAT32 = (1.2e-38, 3.4e38)
 
 LAYER_TYPES = ("linear_attention", "full_attention")
@@ -60,7 +63,11 @@ class BlockConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """The text model's fields under their names in config.json; `block` is None for a plain Qwen checkpoint."""
+    """The text model's fields under their names in config.json; `block` is None for a plain Qwen checkpoint.
+
+    `mtp_layers`: layers for multi-token prediction that may be stored after the others. `scale_block`: rows and columns of a block
+    of FP8 weights that shares a scale.
+    """
 
     architecture: str
     vocab_size: int
@@ -85,6 +92,8 @@ class Config:
     rope_theta: float
     rope_dims: int
     rope_sections: list
+    mtp_layers: int
+    scale_block: tuple
     block: BlockConfig | None
 
     @property
@@ -131,8 +140,6 @@ def read_config(raw):
     text = raw.get("text_config", raw)
     if not isinstance(text, dict):
         raise CheckpointError("config.json: 'text_config' is not an object")
-    if raw.get("quantization_config") or text.get("quantization_config"):
-        raise CheckpointError("config.json: the checkpoint is quantised; only F32, F16 and BF16 tensors can be converted yet")
     for field, value in FIXED.items():
         if text.get(field, value) != value:
             raise CheckpointError(f"config.json: {field} {reprlib.repr(text[field])} is not supported, only {value!r}")
@@ -144,6 +151,8 @@ def read_config(raw):
         tie_word_embeddings=_flag("tie_word_embeddings", text.get("tie_word_embeddings", raw.get("tie_word_embeddings", False))),
         layer_types=_layer_types(text, counts["num_hidden_layers"]),
         **_rope(text, counts["head_dim"]),
+        mtp_layers=_mtp_layers(text),
+        scale_block=_scale_block({**text, **raw}),
         block=_block({**text, **raw}) if model_type == "clover" else None,
     )
     _check_relations(config)
@@ -194,6 +203,10 @@ def _rope(text, head_dim):
             if not isinstance(text[field], dict):
                 raise CheckpointError(f"config.json: {field} is not an object")
             rope.update(text[field])
+    if rope.get("mrope_interleaved", True) is not True:
+        raise CheckpointError(
+            f"config.json: mrope_interleaved {reprlib.repr(rope['mrope_interleaved'])} is not supported, only True"
+        )
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in ("default", "mrope"):
         raise CheckpointError(f"config.json: rope_type {reprlib.repr(kind)} is not supported, only 'default'")
@@ -211,6 +224,27 @@ def _rope(text, head_dim):
     if sum(sections) != pairs or any(i // 3 >= sections[i % 3] for i in range(pairs)):
         raise CheckpointError(f"config.json: mrope_section {sections} does not interleave over {pairs} rotary pairs")
     return {"rope_theta": _real("rope_theta", _required(rope, "rope_theta")), "rope_dims": dims, "rope_sections": [*sections, 0]}
+
+
+def _mtp_layers(text):
+    name = next((name for name in MTP_LAYERS if text.get(name)), None)  # 0 and null: none
+    return _count(name, text[name]) if name else 0
+
+
+def _scale_block(fields):
+    """Of an FP8 checkpoint; where nothing is said, 128 x 128, as in transformers' FineGrainedFP8Config."""
+    found = fields.get("quantization_config") or fields.get("quantization") or {"quant_method": "fp8"}
+    if not isinstance(found, dict):
+        raise CheckpointError("config.json: quantization_config is not an object")
+    method = found.get("quant_method", "of MLX" if "group_size" in found else None)
+    if method != "fp8":
+        raise CheckpointError(f"config.json: quantization {reprlib.repr(method)} cannot be converted, only 'fp8'")
+    if found.get("fmt", "e4m3") != "e4m3":
+        raise CheckpointError(f"config.json: quantization_config: fmt {reprlib.repr(found['fmt'])} is not supported, only 'e4m3'")
+    block = found.get("weight_block_size") or [128, 128]
+    if not isinstance(block, list) or len(block) != 2:
+        raise CheckpointError(f"config.json: weight_block_size must be two whole numbers, not {reprlib.repr(block)}")
+    return tuple(_count("weight_block_size", n) for n in block)
 
 
 def _block(fields):

@@ -4,28 +4,50 @@ Names, shapes and transforms of the backbone follow llama.cpp's `qwen35moe`; tho
 project's reading (see the README): a real checkpoint that differs is met by editing the tables here.
 """
 
+import collections
 import dataclasses
 import re
 from collections.abc import Callable
 
 import numpy as np
 
+from clover_convert import fp8
+from clover_convert.folding import folded
 from clover_convert.safetensors import READABLE
 from clover_cpp.errors import CheckpointError
 
 PREFIXES = ("model.language_model.", "language_model.model.", "language_model.", "model.")
-# what a checkpoint may hold beyond the text model -> names of its tensors
+# what a checkpoint may hold beyond the text model's weights -> names of its tensors
+MTP = "the multi-token-prediction layers"
 SKIPPED = {
-    "the vision tower": re.compile(r"(model\.)?(visual|vision_tower|vision_model)\."),
-    "the multi-token-prediction layers": re.compile(r"(model\.)?mtp\."),
+    "the vision tower": re.compile(r"(model\.)?(visual|vision_tower|vision_model|multi_modal_projector)\."),
+    MTP: re.compile(r"(model\.|language_model\.)*mtp\."),
     "rotary frequencies (computed anew)": re.compile(r".*\.rotary_emb\.inv_freq$"),
+    "scales of activations and of the cache (both stay in full precision)": re.compile(
+        r".*([._](input|activation)_scale(_inv)?|\.[kv]_scale)$"
+    ),
 }
+CONV = "linear_attn.conv1d.weight"  # MLX turns its last two dimensions round, and then stores the norms with the 1 added
+LAYER_NUMBER = re.compile(r"layers\.([0-9]{1,9})\.")
 
 
-def skipped(names):
-    """What of a checkpoint's tensors is not converted, as lines of text."""
-    counts = {what: sum(pattern.match(name) is not None for name in names) for what, pattern in SKIPPED.items()}
-    return [f"{what} ({count} tensors)" for what, count in counts.items() if count]
+def skipped(tensors, config):
+    """What of a checkpoint's tensors (by name) is not converted, as lines of text."""
+    counts = collections.Counter(_skipped(name, config) for name in tensors)
+    return [f"{what} ({counts[what]} tensors)" for what in SKIPPED if counts[what]]
+
+
+def _skipped(name, config):
+    """Why a tensor is not converted (a key of `SKIPPED`), or None."""
+    number = LAYER_NUMBER.match(_short(name))
+    if number and 0 <= int(number[1]) - config.num_hidden_layers < config.mtp_layers:
+        return MTP
+    return next((what for what, pattern in SKIPPED.items() if pattern.match(name)), None)
+
+
+def _short(name):
+    """A name without what goes before the text model's names."""
+    return name.removeprefix(next((prefix for prefix in PREFIXES if name.startswith(prefix)), ""))
 
 
 def value_head_order(c):
@@ -134,18 +156,30 @@ CLOVER = [
     Rule("linear_attn.mem_gate.bias", "ssm_mem_gate.bias", (NV,), f32=True, rows=value_heads),
     Rule("linear_attn.block_scale", "ssm_block_scale", (NV,), f32=True, rows=value_heads),
 ]
-# GGUF name, shape of one expert's matrix, and the two ways in which checkpoints have it: the name of the matrix in each
-# expert, or as a part (number, of how many) of the rows of a tensor fused over all experts.
+# GGUF name, shape of one expert's matrix, the tensors over all experts that may hold it (name, which part of the rows of each
+# expert, of how many: Hugging Face's, and MLX's), and the name of one expert's tensor where each has its own.
 EXPERTS = [
-    ("ffn_gate_exps.weight", (FF, H), "gate_proj", ("gate_up_proj", 0, 2)),
-    ("ffn_up_exps.weight", (FF, H), "up_proj", ("gate_up_proj", 1, 2)),
-    ("ffn_down_exps.weight", (H, FF), "down_proj", ("down_proj", 0, 1)),
-]
+    (
+        "ffn_gate_exps.weight", (FF, H), "experts.{}.gate_proj.weight",
+        [("experts.gate_up_proj", 0, 2), ("experts.gate_proj", 0, 1), ("switch_mlp.gate_proj.weight", 0, 1)],
+    ),
+    (
+        "ffn_up_exps.weight", (FF, H), "experts.{}.up_proj.weight",
+        [("experts.gate_up_proj", 1, 2), ("experts.up_proj", 0, 1), ("switch_mlp.up_proj.weight", 0, 1)],
+    ),
+    (
+        "ffn_down_exps.weight", (H, FF), "experts.{}.down_proj.weight",
+        [("experts.down_proj", 0, 1), ("switch_mlp.down_proj.weight", 0, 1)],
+    ),
+]  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
 class Output:
-    """A tensor to write: its pieces are ranges of source rows (tensor, start, stop), joined in order."""
+    """A tensor to write: its pieces are ranges of source rows (tensor, start, stop), joined in order.
+
+    `f32`: never stored in a smaller type. `values`: None, or a function (float32 rows, config) -> float32 rows as stored.
+    """
 
     name: str
     shape: tuple
@@ -157,8 +191,8 @@ class Output:
 def plan(tensors, config):
     """The list of :class:`Output` for a checkpoint, in file order.
 
-    `tensors` maps checkpoint names to `safetensors.Tensor`. Raises CheckpointError for tensors that are missing, of the wrong
-    shape or dtype, stored twice, or unknown.
+    `tensors` maps checkpoint names to `safetensors.Tensor`. Raises CheckpointError for tensors that are missing or unknown (all of
+    them), of the wrong shape or dtype, or stored twice, and for FP8 tensors and scales that do not fit together.
     """
     return _Plan(tensors, config).outputs()
 
@@ -172,16 +206,18 @@ class _Plan:
         self.taken = {}
         self.missing = []
         self.prefix = "model."
-        for name, tensor in tensors.items():
-            if any(pattern.match(name) for pattern in SKIPPED.values()):
-                continue
-            prefix = next((prefix for prefix in PREFIXES if name.startswith(prefix)), "")
-            short = name[len(prefix) :]
+        wanted = {name: tensor for name, tensor in tensors.items() if _skipped(name, config) is None}
+        convolutions = [tensor for name, tensor in wanted.items() if name.endswith(CONV)]
+        self.from_mlx = bool(convolutions) and all(len(t.shape) == 3 and t.shape[2] == 1 for t in convolutions)
+        if self.from_mlx:
+            wanted |= {t.name: dataclasses.replace(t, shape=(t.shape[0], 1, t.shape[1])) for t in convolutions}
+        for name, tensor in fp8.scaled(wanted, config.scale_block).items():
+            short = _short(name)
             if short in self.left:
                 raise CheckpointError(f"tensors {self.left[short].name!r} and {name!r} are the same tensor under two names")
             self.left[short] = tensor
             if short.startswith("layers."):
-                self.prefix = prefix
+                self.prefix = name.removesuffix(short)
 
     def outputs(self):
         c = self.config
@@ -194,15 +230,15 @@ class _Plan:
         for layer, kind in enumerate(c.layer_types):
             extra = CLOVER if c.block and kind == "linear_attention" else []
             out += self.rules(LAYER + ATTENTION[kind] + extra, f"layers.{layer}.", f"blk.{layer}.")
-            out += self.experts(f"layers.{layer}.mlp.experts.", f"blk.{layer}.")
-        if self.missing:
-            raise CheckpointError(f"missing from the checkpoint: {_names(self.missing)}")
-        if self.left:
-            raise CheckpointError(f"unknown in a checkpoint of this kind: {_names([t.name for t in self.left.values()])}")
+            out += self.experts(f"layers.{layer}.mlp.", f"blk.{layer}.")
+        faults = [("missing from the checkpoint", self.missing)]
+        faults.append(("unknown in a checkpoint of this kind", [tensor.name for tensor in self.left.values()]))
+        if any(names for _, names in faults):
+            raise CheckpointError("; ".join(f"{fault}: {folded(names)}" for fault, names in faults if names))
         return out
 
     def check_layer_count(self):
-        layers = {int(match[1]) for match in (re.match(r"layers\.(\d+)\.", name) for name in self.left) if match}
+        layers = {int(match[1]) for match in map(LAYER_NUMBER.match, self.left) if match}
         declared = self.config.num_hidden_layers
         for layer in range(max(declared, max(layers, default=0) + 1)):
             if layer >= declared or layer not in layers:
@@ -218,21 +254,24 @@ class _Plan:
                 ranges = rule.rows(self.config) if rule.rows else [(0, shape[0])]
                 pieces = [(tensor, start, stop) for start, stop in ranges]
                 stored = self.dims(rule.stored) if rule.stored else shape
-                outputs.append(Output(target_prefix + rule.target, stored, pieces, rule.f32, rule.values))
+                values = None if self.from_mlx and rule.values is plus_one else rule.values
+                outputs.append(Output(target_prefix + rule.target, stored, pieces, rule.f32, values))
         return outputs
 
     def experts(self, source_prefix, target_prefix):
-        """The stacked tensors of one layer's experts, from tensors of one expert each or from fused ones."""
+        """The stacked tensors of one layer's experts, from tensors of one expert each or over all experts."""
         count = self.config.num_experts
         outputs = []
-        for target, dims, single, (fused, part, parts) in EXPERTS:
+        for target, dims, single, joined in EXPERTS:
             rows, columns = self.dims(dims)
-            if source_prefix + fused in self.left or source_prefix + fused in self.taken:
-                tensor = self.take(source_prefix + fused, (count, parts * rows, columns))
+            stored = (way for way in joined if source_prefix + way[0] in self.left or source_prefix + way[0] in self.taken)
+            name, part, parts = next(stored, (None, 0, 0))
+            if name:
+                tensor = self.take(source_prefix + name, (count, parts * rows, columns))
                 starts = [(expert * parts + part) * rows for expert in range(count)]
                 pieces = [(tensor, start, start + rows) for start in starts]
             else:
-                names = [f"{source_prefix}{expert}.{single}.weight" for expert in range(count)]
+                names = [source_prefix + single.format(expert) for expert in range(count)]
                 pieces = [(self.take(name, (rows, columns)), 0, rows) for name in names]
             outputs.append(Output(target_prefix + target, (count, rows, columns), pieces))
         return outputs
@@ -247,13 +286,8 @@ class _Plan:
         if tensor.shape != shape:
             raise CheckpointError(f"tensor {tensor.name!r} has shape {list(tensor.shape)}, config.json asks for {list(shape)}")
         if tensor.dtype not in READABLE:
-            raise CheckpointError(f"tensor {tensor.name!r} is {tensor.dtype}; only {', '.join(READABLE)} can be converted yet")
+            raise CheckpointError(f"tensor {tensor.name!r} is {tensor.dtype}; only {', '.join(READABLE)} can be converted")
         return tensor
 
     def dims(self, shape):
         return tuple(n if isinstance(n, int) else getattr(self.config, n) for n in shape)
-
-
-def _names(names, most=5):
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
