@@ -1,4 +1,4 @@
-"""A checkpoint folder: its JSON files and the tensors of its one or many safetensors files."""
+"""A checkpoint: its JSON files and the tensors of its one or many safetensors files."""
 
 import hashlib
 import json
@@ -6,6 +6,7 @@ import os
 import pathlib
 import stat
 
+from clover_convert import hub
 from clover_convert.safetensors import SafetensorsFile
 from clover_cpp.errors import CheckpointError
 
@@ -13,22 +14,33 @@ SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
 
-class Checkpoint:
-    """An open checkpoint folder; a context manager. Raises CheckpointError when a file is missing or damaged.
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
-    `config` is config.json as a dict; `tensors` maps the names of the checkpoint to `safetensors.Tensor`.
+
+class Checkpoint:
+    """An open checkpoint; a context manager. Raises CheckpointError when a file is missing or damaged.
+
+    source: its folder, or (a string that is no path) its repo id, ORG/NAME or ORG/NAME@REVISION.
+    `name` is the folder's or the repository's; `config` is config.json as a dict; `tensors` maps the names of the checkpoint to
+    `safetensors.Tensor`.
     """
 
-    def __init__(self, folder):
-        self.folder = pathlib.Path(folder)
+    def __init__(self, source):
+        self.folder = pathlib.Path(source)
+        repo = hub.parse(source) if isinstance(source, str) and not os.path.lexists(source) else None
+        if repo:
+            self.folder = repo.folder()
         try:
             is_folder = stat.S_ISDIR(os.stat(self.folder).st_mode)
         except FileNotFoundError:
-            raise CheckpointError(f"{self.folder}: no such folder") from None
+            also = ", and it is not a repo id (ORG/NAME)" if isinstance(source, str) else ""
+            raise CheckpointError(f"{source}: no such folder{also}") from None
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{self.folder}: {getattr(error, 'strerror', error)}") from error
         if not is_folder:
             raise CheckpointError(f"{self.folder}: not a folder")
+        name = repo.id.partition("/")[2] if repo else self.folder.resolve().name
+        self.name = name.encode("utf-8", "replace").decode()  # a folder's name may be any bytes
         self.files, self.tensors = {}, {}
         self.config = self.json("config.json")
         if self.config is None:
@@ -94,7 +106,8 @@ class Checkpoint:
 
     def open_tensors(self):
         """Open the safetensors files and return their tensors by name."""
-        self.tensors = self._open_tensors()
+        if not self.tensors:
+            self.tensors = self._open_tensors()
         return self.tensors
 
     def _open_tensors(self):
@@ -102,22 +115,30 @@ class Checkpoint:
             return self._open(SINGLE).tensors
         index = self.json(INDEX)
         if index is None:
-            raise CheckpointError(f"no {SINGLE} and no {INDEX} in {self.folder}")
+            raise CheckpointError(f"no {SINGLE} and no {INDEX} in {self.folder}{self._pickles()}")
         where = index.get("weight_map")
         if not isinstance(where, dict) or not all(isinstance(shard, str) for shard in where.values()):
             raise CheckpointError(f"{self.folder / INDEX}: 'weight_map' must map tensor names to file names")
-        tensors = {}
+        for shard in dict.fromkeys(where.values()):
+            if pathlib.PurePath(shard).name != shard:
+                raise CheckpointError(f"{self.folder / INDEX}: {shard[:100]!r} is not a plain file name")
+            if not os.path.isfile(self.folder / shard):
+                raise CheckpointError(f"{self.folder / INDEX} names the file {shard[:100]!r}, which is missing")
+            self._open(shard)
         for name, shard in where.items():
-            if shard not in self.files:
-                if pathlib.PurePath(shard).name != shard:
-                    raise CheckpointError(f"{self.folder / INDEX}: {shard!r} is not a plain file name")
-                if not os.path.isfile(self.folder / shard):
-                    raise CheckpointError(f"{self.folder / INDEX} names the file {shard[:100]!r}, which is missing")
-                self._open(shard)
             if name not in self.files[shard].tensors:
-                raise CheckpointError(f"{self.folder / INDEX} places tensor {name!r} in {shard}, which does not have it")
-            tensors[name] = self.files[shard].tensors[name]
-        return tensors
+                raise CheckpointError(f"{self.folder / INDEX} places tensor {name[:200]!r} in {shard}, which does not have it")
+        for shard, file in self.files.items():
+            for name in file.tensors:
+                if name not in where:
+                    raise CheckpointError(f"{self.folder / INDEX} does not name tensor {name!r}, which {shard} has")
+                if where[name] != shard:
+                    raise CheckpointError(f"tensor {name!r} is stored twice: in {where[name]} and in {shard}")
+        return {name: self.files[shard].tensors[name] for name, shard in where.items()}
+
+    def _pickles(self):
+        names = sorted(path.name for path in self.inputs() if path.suffix in PICKLES)
+        return f", only pickles ({', '.join(names[:3])}), which can run code and are not read: save as safetensors" if names else ""
 
     def _open(self, name):
         self.files[name] = SafetensorsFile(self.folder / name)

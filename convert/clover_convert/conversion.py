@@ -55,8 +55,7 @@ def prepare(checkpoint, type="q8_0", imatrix=None, split_max_size=None):
     recipe = type if isinstance(type, recipes.Recipe) else recipes.load(type)
     config = read_config(checkpoint.config)
     outputs = plan(checkpoint.open_tensors(), config)
-    name = checkpoint.folder.resolve().name.encode("utf-8", "replace").decode()  # a folder's name may be any bytes
-    metadata = model_metadata(config, name, recipe.file_type) + tokenizer_metadata(checkpoint, config)
+    metadata = model_metadata(config, checkpoint.name, recipe.file_type) + tokenizer_metadata(checkpoint, config)
     if imatrix is not None:
         metadata += imatrix.metadata()
     kinds = recipe.types(outputs, config.num_hidden_layers, imatrix)
