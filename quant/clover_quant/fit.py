@@ -1,19 +1,22 @@
 """What a model needs in memory, and the best recipe that fits.
 
-Counts what libclover's session allocates (cpp/libclover/src/context.cpp): two sequences, one of them scratch, that share keys and
-values in float16.
+Counts what a session of libclover allocates by default (cpp/libclover/src/context.cpp): two sequences, one of them scratch, that
+share keys and values in float16; 512 tokens at most in a pass; flash attention.
 """
 
 import dataclasses
 import re
 
-from clover_cpp.errors import ArgumentError
+from clover_cpp.errors import ArgumentError, ModelFileError
 from clover_quant import recipes
 
 SEQUENCES = 2
 BATCH = 512  # most tokens of a pass
 PAD = 256  # llama.cpp rounds the context up to a multiple
+MOST_CONTEXT = 1 << 24  # libclover's own limit
 F32, F16 = 4, 2
+TOKEN_BYTES = 160  # of a token or merge in llama.cpp's tables; measured: 157 with the 303,323 of Qwen2's vocabulary
+PROCESS_BYTES = 32 << 20  # libraries, graphs, Python; measured: 27 MB beside clover-tiny
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 
 
@@ -42,50 +45,67 @@ class Memory:
 
     def __str__(self):
         parts = {"weights": self.weights, "state": self.state, "keys and values": self.cache, "buffers": self.buffers}
-        return " + ".join(f"{n / 1e9:.2f} ({name})" for name, n in parts.items()) + f" = {self.total / 1e9:.2f} GB"
+        return " + ".join(f"{n / 1e9:.2f} {name}" for name, n in parts.items()) + f" = {self.total / 1e9:.2f} GB"
 
 
 def memory(metadata, tensor_bytes, context):
-    """The `Memory` of running a model. metadata: GGUF key -> value; tensor_bytes: of all tensors; context: tokens.
+    """The `Memory` of running a model.
 
-    State and cache are exact. Buffers are an estimate from above: the widest layer's activations for a batch (inputs, the
-    queries, keys and values, the chosen experts' three products, attention scores without flash attention), the logits of one
-    block and libclover's copy of them.
+    metadata: GGUF key -> value; tensor_bytes: of all tensors; context: tokens, at most the model's own limit counts.
+    State and cache are exact. Buffers are an upper bound of llama.cpp's on the CPU, checked against its log and the process:
+
+    * activations of the widest layer for a batch: of experts, gate and up (one product) and two results for each one chosen; of
+      GDN, four times the convolution's channels and two of the values; and the residual stream, twice;
+    * the attention mask, float16 [batch, context];
+    * logits of a window of two blocks, in the graph and behind it, and libclover's copies of four rows;
+    * the vocabulary's tables, and the process itself.
+
+    Raises ModelFileError where the metadata lacks a key.
     """
+    try:
+        return _memory(metadata, tensor_bytes, context)
+    except KeyError as error:
+        raise ModelFileError(f"the model's metadata has no {error.args[0]}") from None
+
+
+def _memory(metadata, tensor_bytes, context):
     arch = metadata["general.architecture"]
 
     def get(key):
         return metadata[f"{arch}.{key}"]
 
-    recurrent = get("attention.recurrent_layers")
-    n_ctx = -(-min(context, get("context_length")) // PAD) * PAD
+    n_layers, recurrent = get("block_count"), metadata.get(f"{arch}.attention.recurrent_layers")
+    if recurrent is None:
+        recurrent = [(i + 1) % get("full_attention_interval") != 0 for i in range(n_layers)]
+    n_recurrent = sum(map(bool, recurrent))
+    n_ctx = -(-min(context, get("context_length"), MOST_CONTEXT) // PAD) * PAD
     heads, inner, size = get("ssm.time_step_rank"), get("ssm.inner_size"), get("ssm.state_size")
     channels = inner + 2 * get("ssm.group_count") * size
-    state = sum(recurrent) * SEQUENCES * (heads * size * size + (get("ssm.conv_kernel") - 1) * channels) * F32
-    kv = get("attention.head_count_kv") * (get("attention.key_length") + get("attention.value_length"))
-    cache = (len(recurrent) - sum(recurrent)) * n_ctx * kv * F16
-    n_vocab = len(metadata["tokenizer.ggml.tokens"])
-    attention = get("attention.head_count") * (3 * get("attention.key_length") + n_ctx)
-    experts = 3 * get("expert_used_count") * max(get("expert_feed_forward_length"), get("embedding_length"))
-    block = metadata.get(f"{arch}.block.size", 1)
-    buffers = (BATCH * (4 * get("embedding_length") + 3 * channels + attention + experts) + 6 * block * n_vocab) * F32
-    return Memory(tensor_bytes, state, cache, buffers)
+    state = n_recurrent * SEQUENCES * (heads * size * size + (get("ssm.conv_kernel") - 1) * channels) * F32
+    row = get("attention.head_count_kv") * (get("attention.key_length") + get("attention.value_length"))
+    cache = (n_layers - n_recurrent) * n_ctx * row * F16
+
+    tokens, embedding = metadata["tokenizer.ggml.tokens"], get("embedding_length")
+    window = max(2 * metadata.get(f"{arch}.block.size", 0), 2)
+    chosen = get("expert_used_count") * (2 * embedding + get("expert_feed_forward_length"))
+    widest = max(chosen, 4 * channels + 2 * inner) + 2 * embedding
+    activations = max(BATCH, window) * (widest * F32 + n_ctx * F16)
+    logits = (2 * window + 4) * len(tokens) * F32
+    vocabulary = (len(tokens) + len(metadata.get("tokenizer.ggml.merges", ()))) * TOKEN_BYTES
+    return Memory(tensor_bytes, state, cache, activations + logits + vocabulary + PROCESS_BYTES)
 
 
 def choose(limit, context, plan):
-    """(name, `Memory`) of the shipped recipe that needs most, and so keeps most, of those that fit into `limit` bytes.
+    """(name, `Memory`) of the best recipe, by rank, of the shipped ones that fit into `limit` bytes.
 
     plan: function of a recipe's name that gives (metadata, bytes of all tensors). Raises ArgumentError where none fits.
     """
     if context < 1:
         raise ArgumentError(f"a context of {context} tokens")
     needed = {}
-    for name in recipes.names():
+    for name in recipes.by_rank():
         needed[name] = memory(*plan(name), context)
-    fitting = [name for name, sizes in needed.items() if sizes.total <= limit]
-    if not fitting:
-        name = min(needed, key=lambda name: needed[name].total)
-        raise ArgumentError(f"no recipe fits into {limit / 1e9:.2f} GB; the smallest, {name}, needs {needed[name]}")
-    # of two that need the same, the mix that was made for small machines
-    name = max(fitting, key=lambda name: (needed[name].total, name.startswith("edge")))
-    return name, needed[name]
+        if needed[name].total <= limit:
+            return name, needed[name]
+    name = min(needed, key=lambda name: needed[name].total)
+    raise ArgumentError(f"no recipe fits into {limit / 1e9:.2f} GB; the smallest, {name}, needs {needed[name]}")

@@ -5,6 +5,7 @@ A recipe is a TOML file:
     description = "..."
     file_type = "Q4_K_M"        # general.file_type of the GGUF, llama.cpp's name
     default = "q4_k"            # type of the matrices that no rule names
+    rank = 40                   # where it stands among the shipped ones: fit.choose takes the highest that fits
     rules = [                   # the first that applies decides
         { match = "blk.*.ffn_down*", layers = "more", importance = false, type = "q6_k" },
     ]
@@ -89,6 +90,7 @@ class Recipe:
     file_type: int
     default: str
     rules: tuple = ()
+    rank: int = 0
 
     def types(self, tensors, n_layers, importance=None):
         """The `ggml.Type` of each tensor, a list.
@@ -119,6 +121,11 @@ def names():
     return sorted(file.name.removesuffix(".toml") for file in SHIPPED.iterdir() if file.name.endswith(".toml"))
 
 
+def by_rank():
+    """Names of the shipped recipes, the best first."""
+    return sorted(names(), key=lambda name: -load(name).rank)
+
+
 def load(name):
     """The `Recipe` of a shipped recipe's name or a ggml type's name, in any case, or of the path of a TOML file.
 
@@ -145,12 +152,12 @@ def _parse(name, text, where=None):
         raw = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ArgumentError(f"{where}: not valid TOML ({error})") from error
-    _check_keys(where, raw, {"description": str, "file_type": str, "default": str}, {"rules": list})
+    _check_keys(where, raw, {"description": str, "file_type": str, "default": str}, {"rules": list, "rank": int})
     if raw["file_type"] not in FILE_TYPES:
         raise ArgumentError(f"{where}: unknown file_type {raw['file_type']!r}; known: {', '.join(FILE_TYPES)}")
     _check_type(where, raw["default"])
     rules = tuple(_rule(f"{where}: rule {i}", rule) for i, rule in enumerate(raw.get("rules", []), 1))
-    return Recipe(name, raw["description"], FILE_TYPES[raw["file_type"]], raw["default"].lower(), rules)
+    return Recipe(name, raw["description"], FILE_TYPES[raw["file_type"]], raw["default"].lower(), rules, raw.get("rank", 0))
 
 
 def _rule(where, raw):
