@@ -14,6 +14,7 @@ from .errors import (
     UnsupportedError,
 )
 from .events import ModelInfo, Stats, Step, Text
+from .importance import Importance
 
 __all__ = [
     "ArgumentError",
@@ -24,6 +25,7 @@ __all__ = [
     "ContextFullError",
     "EngineError",
     "Generation",
+    "Importance",
     "ModelFileError",
     "ModelInfo",
     "ResourceError",

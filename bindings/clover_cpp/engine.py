@@ -6,6 +6,8 @@ import operator
 import os
 import threading
 
+import numpy as np
+
 from . import interrupt, native
 from .errors import ArgumentError, BusyError, CloverError, ContextFullError, TemplateError
 from .events import ModelInfo, Stats, Step, Text, from_struct
@@ -140,11 +142,14 @@ class Clover:
 
     `path`: a file of architecture `clover` or `qwen35moe`. `n_ctx`: most tokens of the conversation, 0 or more than the
     model's limit: that limit. `n_threads`: 0 for all cores. `n_batch`: most prompt tokens in one pass. `kv_type`: "f16",
-    "f32", "q8_0". `flash_attn`: "auto", "on", "off". `n_gpu_layers`: -1 for all.
+    "f32", "q8_0". `flash_attn`: "auto", "on", "off". `n_gpu_layers`: -1 for all. `importance`: an `Importance` that gathers from
+    all passes.
     Threads may share it: one at a time is inside, others get BusyError. Raises ModelFileError, ArgumentError, ResourceError.
     """
 
-    def __init__(self, path, n_ctx=4096, n_threads=0, kv_type="f16", flash_attn="auto", n_batch=512, n_gpu_layers=-1):
+    def __init__(
+        self, path, n_ctx=4096, n_threads=0, kv_type="f16", flash_attn="auto", n_batch=512, n_gpu_layers=-1, importance=None
+    ):
         self._model, self._session, self._turn = c.c_void_p(), c.c_void_p(), 0
         self._lock, self._inside = threading.RLock(), 0  # a collected `Generation` may close itself anywhere
         self._lib = native.library()
@@ -159,6 +164,7 @@ class Clover:
         session.n_threads = _integer("n_threads", n_threads)
         session.kv_type = _choice("kv_type", kv_type, native.KV_TYPES)
         session.flash_attn = _choice("flash_attn", flash_attn, native.FLASH_ATTN)
+        session.imatrix = importance._handle if importance is not None else None
         native.check(self._lib.clover_model_load(path, model, self._model))
         try:
             native.check(self._lib.clover_session_new(self._model, session, self._session))
@@ -283,6 +289,31 @@ class Clover:
         with self._open() as lib:
             native.check(lib.clover_session_clear(self._session))
             self._turn += 1
+
+    def evaluate(self, tokens, kind="causal"):
+        """One pass over token ids after the conversation, as `logits` does it, without its result."""
+        self._evaluate(tokens, kind, None)
+
+    def logits(self, tokens, kind="causal"):
+        """Logits of a pass over n >= 1 token ids after the conversation: float32 [n, n_vocab].
+
+        `kind` "causal": the tokens become part of the conversation; row i is of what follows token i. "block": up to twice the
+        model's block size of positions, each a token or the mask token, after at least one token; nothing is kept. Row i is of
+        position i or, where `info.shift_logits`, of position i + 1.
+        Raises ArgumentError, ContextFullError, UnsupportedError, BusyError; the conversation is then as it was.
+        """
+        tokens = list(tokens)
+        out = np.empty((len(tokens), self.info.n_vocab), np.float32)
+        self._evaluate(tokens, kind, out.ctypes.data_as(c.POINTER(c.c_float)))
+        return out
+
+    def _evaluate(self, tokens, kind, out):
+        kind = _choice("kind", kind, native.PASSES)
+        array, n = _array(tokens)
+        with interrupt.delayed(), self._open() as lib:
+            status = lib.clover_session_evaluate(self._session, array, n, kind, out)
+            self._turn += status == 0
+        native.check(status)
 
     def _check(self, params, tokens):
         """Whatever would refuse this answer, before anything is forgotten for it."""

@@ -29,6 +29,7 @@ FAILED = -(2**31)  # of the functions that return a count
 SPIN = "GOMP_SPINCOUNT", "1000"
 
 MODES = {"block": 0, "ar": 1}
+PASSES = {"block": 0, "causal": 1}
 KV_TYPES = {"f16": 0, "f32": 1, "q8_0": 2}
 FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}
 FINISH = (None, "stop", "stop_string", "length", "cancelled")
@@ -68,6 +69,20 @@ class SessionParams(c.Structure):
         ("n_threads", c.c_int32),
         ("kv_type", c.c_int32),
         ("flash_attn", c.c_int32),
+        ("imatrix", c.c_void_p),
+    ]
+
+
+class ImatrixEntry(c.Structure):
+    """struct clover_imatrix_entry."""
+
+    _fields_ = [
+        ("size", c.c_size_t),
+        ("name", c.c_char_p),
+        ("n_columns", c.c_int64),
+        ("n_matrices", c.c_int64),
+        ("sums", c.POINTER(c.c_float)),
+        ("counts", c.POINTER(c.c_int64)),
     ]
 
 
@@ -155,6 +170,12 @@ FUNCTIONS = {  # name: (result, arguments), as in clover.h
     "clover_session_clear": (c.c_int, [_P]),
     "clover_session_tokens": (_I32, [_P, c.POINTER(_I32), _I32]),
     "clover_session_n_ctx": (_I32, [_P]),
+    "clover_session_evaluate": (c.c_int, [_P, c.POINTER(_I32), _I32, _I32, c.POINTER(c.c_float)]),
+    "clover_imatrix_new": (c.c_int, [c.POINTER(_P)]),
+    "clover_imatrix_free": (None, [_P]),
+    "clover_imatrix_pause": (None, [_P, c.c_bool]),
+    "clover_imatrix_count": (_I32, [_P]),
+    "clover_imatrix_get": (c.c_int, [_P, _I32, c.POINTER(ImatrixEntry), c.c_size_t]),
     "clover_generate_default_params": (None, [c.POINTER(GenerateParams), c.c_size_t]),
     "clover_session_check": (c.c_int, [_P, c.POINTER(GenerateParams)]),
     "clover_session_generate": (c.c_int, [_P, c.POINTER(GenerateParams)]),

@@ -62,6 +62,7 @@ extern "C" {
 
 typedef struct clover_model   clover_model;
 typedef struct clover_session clover_session;
+typedef struct clover_imatrix clover_imatrix;
 
 typedef enum clover_status {
     CLOVER_OK                 = 0,
@@ -148,6 +149,7 @@ struct clover_session_params {
     int32_t n_threads;  /* 0: all cores (default) */
     int32_t kv_type;    /* enum clover_kv_type (default F16) */
     int32_t flash_attn; /* enum clover_flash_attn (default auto; it works on F16 keys and values whatever kv_type) */
+    clover_imatrix * imatrix; /* gathers from all passes of the session, which are slower then (default NULL: none) */
 };
 
 CLOVER_API void clover_session_default_params(struct clover_session_params * params, size_t size);
@@ -170,6 +172,48 @@ CLOVER_API clover_status clover_session_clear(clover_session * session);
  */
 CLOVER_API int32_t clover_session_tokens(clover_session * session, int32_t * tokens, int32_t capacity);
 CLOVER_API int32_t clover_session_n_ctx(const clover_session * session);
+
+/* ---- one pass, for measurements ------------------------------------------------------------------------------ */
+
+enum clover_pass { CLOVER_PASS_BLOCK = 0, CLOVER_PASS_CAUSAL = 1 };
+
+/*
+ * Evaluate n tokens (n >= 1) after the context, which is evaluated first where it was not yet. logits: [n, n_vocab] of each of
+ * them, row-major, or NULL.
+ * CLOVER_PASS_CAUSAL: the tokens become part of the context, as if fed; row i is of what follows token i.
+ * CLOVER_PASS_BLOCK: up to twice the model's block size of positions, each a token or the mask token, after at least one token;
+ * nothing is kept. Row i is of position i itself or, where the model has shift_logits, of position i + 1.
+ * Drops an unfinished answer's undecided positions. Wrong arguments change nothing; if a pass fails, the session is cleared.
+ */
+CLOVER_API clover_status clover_session_evaluate(clover_session * session, const int32_t * tokens, int32_t n_tokens, int32_t pass,
+                                                 float * logits);
+
+/* ---- importance of the weights' columns ---------------------------------------------------------------------- */
+
+/*
+ * What an importance matrix for quantisation is made of: for each matrix of the layers (name blk.*.weight), how large the
+ * inputs are that passes multiply it with. Give it to sessions of one model, evaluate, then read it. It is kept until it and
+ * all its sessions are freed.
+ */
+CLOVER_API clover_status clover_imatrix_new(clover_imatrix ** imatrix);
+CLOVER_API void          clover_imatrix_free(clover_imatrix * imatrix);
+
+/* paused: passes are not gathered from, until it is called with false. */
+CLOVER_API void clover_imatrix_pause(clover_imatrix * imatrix, bool paused);
+
+struct clover_imatrix_entry {
+    size_t          size;
+    const char *    name;       /* of the weight tensor */
+    int64_t         n_columns;  /* of each matrix */
+    int64_t         n_matrices; /* experts; 1 for a plain matrix */
+    const float *   sums;       /* [n_matrices, n_columns] sums of the squared inputs */
+    const int64_t * counts;     /* [n_matrices] inputs seen */
+};
+
+/* The number of entries, and entry i, in order of names. Not during a call on its sessions; pointers are valid until the next. */
+CLOVER_API int32_t       clover_imatrix_count(const clover_imatrix * imatrix);
+CLOVER_API clover_status clover_imatrix_get(const clover_imatrix * imatrix, int32_t i, struct clover_imatrix_entry * entry,
+                                            size_t size);
 
 /* ---- generation ---------------------------------------------------------------------------------------------- */
 

@@ -1,12 +1,14 @@
 // The C API over Model and Session: exceptions become codes, structs of older and newer callers are met by their size.
 #include "clover.h"
 #include "error.h"
+#include "imatrix.h"
 #include "model.h"
 #include "session.h"
 
 #include <algorithm>
 #include <climits>
 #include <cstring>
+#include <iterator>
 #include <memory>
 #include <new>
 #include <string>
@@ -17,6 +19,10 @@ struct clover_model {
 
 struct clover_session {
     clover::Session session;
+};
+
+struct clover_imatrix {
+    std::shared_ptr<clover::Imatrix> imatrix;
 };
 
 namespace {
@@ -190,7 +196,9 @@ clover_status clover_session_new(clover_model * model, const clover_session_para
         require_given(session, "session");
         *session = nullptr;
         require_given(model, "model");
-        *session = new clover_session{ { model->model, read_struct(params, session_defaults()) } };
+        const clover_session_params given   = read_struct(params, session_defaults());
+        const auto                  imatrix = given.imatrix ? given.imatrix->imatrix : nullptr;
+        *session                            = new clover_session{ { model->model, given, imatrix } };
     });
 }
 
@@ -229,6 +237,55 @@ int32_t clover_session_tokens(clover_session * session, int32_t * tokens, int32_
 
 int32_t clover_session_n_ctx(const clover_session * session) {
     return session ? session->session.n_ctx() : 0;
+}
+
+clover_status clover_session_evaluate(clover_session * session, const int32_t * tokens, int32_t n_tokens, int32_t pass,
+                                      float * logits) {
+    return guarded([&] {
+        require_given(session, "session");
+        const clover::Session::Use use(session->session);
+        session->session.evaluate(tokens, n_tokens, pass, logits);
+    });
+}
+
+clover_status clover_imatrix_new(clover_imatrix ** imatrix) {
+    return guarded([&] {
+        require_given(imatrix, "imatrix");
+        *imatrix = nullptr;
+        *imatrix = new clover_imatrix{ std::make_shared<clover::Imatrix>() };
+    });
+}
+
+void clover_imatrix_free(clover_imatrix * imatrix) {
+    delete imatrix;
+}
+
+void clover_imatrix_pause(clover_imatrix * imatrix, bool paused) {
+    if (imatrix != nullptr) {
+        imatrix->imatrix->paused = paused;
+    }
+}
+
+int32_t clover_imatrix_count(const clover_imatrix * imatrix) {
+    return imatrix ? (int32_t)imatrix->imatrix->all.size() : 0;
+}
+
+clover_status clover_imatrix_get(const clover_imatrix * imatrix, int32_t i, clover_imatrix_entry * entry, size_t size) {
+    return guarded([&] {
+        require_given(imatrix, "imatrix");
+        require_given(entry, "entry");
+        const auto & all = imatrix->imatrix->all;
+        require(i >= 0 && i < (int32_t)all.size(), CLOVER_ERROR_ARGUMENT,
+                "entry " + std::to_string(i) + " of " + std::to_string(all.size()));
+        const auto & [name, matrices] = *std::next(all.begin(), i);
+        clover_imatrix_entry found    = {};
+        found.name                    = name.c_str();
+        found.n_columns               = matrices.n_columns;
+        found.n_matrices              = (int64_t)matrices.counts.size();
+        found.sums                    = matrices.sums.data();
+        found.counts                  = matrices.counts.data();
+        write_struct(entry, size, found);
+    });
 }
 
 void clover_generate_default_params(clover_generate_params * params, size_t size) {

@@ -15,6 +15,7 @@ constexpr int32_t SCRATCH = 1;
 
 constexpr int32_t MAX_CONTEXT = 1 << 24; // llama.cpp's own bookkeeping of 2^30 tokens takes all memory before anything fails
 constexpr int32_t MAX_BATCH   = 1 << 16;
+constexpr int32_t MIN_ROWS    = 32;  // their logits fit into what the layers' buffers take anyway
 constexpr int32_t MAX_THREADS = 512; // GGML_MAX_N_THREADS
 
 ggml_type cache_type(int32_t kv_type) {
@@ -43,7 +44,8 @@ void require_range(const char * name, int32_t value, int32_t low, int32_t high) 
 
 } // namespace
 
-Context::Context(const Model & model, const clover_session_params & params) : context(nullptr, llama_free) {
+Context::Context(const Model & model, const clover_session_params & params, std::shared_ptr<Imatrix> given) :
+    imatrix(std::move(given)), context(nullptr, llama_free) {
     require_range("n_ctx", params.n_ctx, 0, INT32_MAX);
     require_range("n_batch", params.n_batch, 1, MAX_BATCH);
     require_range("n_threads", params.n_threads, 0, MAX_THREADS);
@@ -51,19 +53,24 @@ Context::Context(const Model & model, const clover_session_params & params) : co
     n_ctx               = params.n_ctx == 0 ? limit : std::min(params.n_ctx, limit);
     n_batch             = params.n_batch;
     n_window            = std::max(2 * model.info().block_size, 1);
+    n_rows              = std::max(n_window, MIN_ROWS);
     vocab_size          = model.info().n_vocab;
 
     llama_context_params p = llama_context_default_params();
     p.n_ctx                = n_ctx;
-    p.n_batch = p.n_ubatch = std::max(n_batch, n_window); // a block is never split
+    p.n_batch = p.n_ubatch = std::max({ n_batch, n_window, n_rows }); // a block is never split
     p.n_seq_max            = 2;
     p.kv_unified           = true; // the copy of the context shares its keys and values
     p.n_rs_seq             = 0;
-    p.n_outputs_max        = std::max(n_window, 2);
+    p.n_outputs_max        = n_rows;
     p.n_threads = params.n_threads ? params.n_threads : std::clamp((int32_t)std::thread::hardware_concurrency(), 1, MAX_THREADS);
     p.n_threads_batch = p.n_threads;
     p.type_k = p.type_v = cache_type(params.kv_type);
     p.flash_attn_type   = attention_type(params.flash_attn);
+    if (imatrix) {
+        p.cb_eval           = Imatrix::observe;
+        p.cb_eval_user_data = imatrix.get();
+    }
     require(params.kv_type != CLOVER_KV_Q8_0 || params.flash_attn != CLOVER_FLASH_ATTN_OFF, CLOVER_ERROR_ARGUMENT,
             "kv_type Q8_0 needs flash attention");
 
@@ -91,13 +98,17 @@ void Context::decode(const int32_t * tokens, const bool * wanted, int32_t n, int
 
     const LogCapture log;
     const int32_t    status = llama_decode(context.get(), batch);
+    if (imatrix) {
+        imatrix->check();
+    }
     require(status == 0, status == -2 ? CLOVER_ERROR_MEMORY : CLOVER_ERROR_ENGINE,
             "evaluating " + std::to_string(n) + " tokens failed (llama_decode: " + std::to_string(status) + ")" + log.cause());
 }
 
-void Context::causal(const int32_t * tokens, int32_t n, bool logits) {
+void Context::causal(const int32_t * tokens, int32_t n, bool logits, bool rows) {
     const std::unique_ptr<bool[]> wanted(new bool[n]());
-    wanted[n - 1] = logits;
+    std::fill_n(wanted.get(), n, rows);
+    wanted[n - 1] |= logits;
     following.clear();
     llama_set_causal_attn(context.get(), true);
     decode(tokens, wanted.get(), n, CONTEXT);
