@@ -214,14 +214,15 @@ void Answer::fix(const std::vector<int32_t> & positions) {
 // Hands out the positions that have become final: all before them are decided.
 void Answer::deliver() {
     while (delivered < window.size() && window[delivered].fixed) {
-        const int32_t token = window[delivered++].candidate.token;
+        const int32_t token  = window[delivered++].candidate.token;
+        const int32_t before = tokens.empty() ? NO_TOKEN : tokens.back();
         tokens.push_back(token);
         if (model.is_end(token)) {
             return end(CLOVER_FINISH_STOP);
         }
         stats.tokens++;
         starts.push_back(text.length());
-        if (text.push(model.piece(token, params.special))) {
+        if (text.push(model.text(token, before, params.special))) {
             stats.tokens = (int32_t)(std::lower_bound(starts.begin(), starts.end(), text.length()) - starts.begin());
             return end(CLOVER_FINISH_STOP_STRING);
         }

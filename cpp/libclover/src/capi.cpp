@@ -176,7 +176,7 @@ int32_t clover_detokenize(const clover_model * model, const int32_t * tokens, in
         require(capacity == 0 || (capacity > 0 && text != nullptr), CLOVER_ERROR_ARGUMENT, "there is no room for the text");
         std::string found;
         for (int32_t i = 0; i < n_tokens; i++) {
-            found += model->model->piece(tokens[i], special);
+            found += model->model->text(tokens[i], i > 0 ? tokens[i - 1] : clover::NO_TOKEN, special);
         }
         n = copy_out(found.data(), found.size(), text, capacity);
     });

@@ -188,6 +188,7 @@ struct Metadata {
     std::map<std::string, std::string>           strings;
     std::map<std::string, uint32_t>              types;
     uint64_t                                     n_tokens = 0;
+    int                                          n_bytes  = 0; // tokens <0x00> to <0xFF>
 };
 
 // An integer of any width as uint64, sign extended; non-integers give 0.
@@ -238,6 +239,11 @@ void read_tokens(Reader & in, uint64_t n, Metadata & meta) {
         if (!seen.insert(token).second) {
             in.fail("damaged: token " + std::to_string(i) + " ('" + token + "') is there twice");
         }
+    }
+    for (int byte = 0; byte < 256; byte++) {
+        char name[8];
+        std::snprintf(name, sizeof name, "<0x%02X>", byte);
+        meta.n_bytes += seen.count(name);
     }
     meta.n_tokens = n;
 }
@@ -397,12 +403,21 @@ void check_relations(const Reader & in, const Metadata & meta, const std::string
 
 void check_vocabulary(const Reader & in, const Metadata & meta) {
     const auto model = meta.strings.find("tokenizer.ggml.model");
-    if (model == meta.strings.end() || model->second != "gpt2") {
+    if (model == meta.strings.end() || (model->second != "gpt2" && model->second != "llama")) {
         in.fail("the tokenizer is " + (model == meta.strings.end() ? "missing" : "'" + model->second + "'") +
-                ", needed is 'gpt2' (byte-level BPE)");
+                ", needed is 'gpt2' (byte-level BPE) or 'llama' (sentencepiece)");
     }
     if (meta.n_tokens == 0) {
         in.fail("the vocabulary is missing");
+    }
+    if (model->second == "llama") {
+        const auto scores = meta.reals.find("tokenizer.ggml.scores");
+        if (scores == meta.reals.end() || scores->second.size() != meta.n_tokens) {
+            in.fail("the scores of the tokens are missing, or not as many as the tokens");
+        }
+        if (meta.n_bytes != 256) {
+            in.fail("the vocabulary lacks some of the byte tokens <0x00> to <0xFF>");
+        }
     }
     for (const char * name : TOKEN_IDS) {
         const auto id = meta.integers.find(std::string("tokenizer.ggml.") + name + "_token_id");

@@ -4,6 +4,7 @@
 #include "gguf_check.h"
 #include "log.h"
 #include "normalise.h"
+#include "utf8.h"
 
 #include <algorithm>
 #include <climits>
@@ -16,6 +17,10 @@ static const char * const KEY_BLOCK_SIZE   = "clover.block.size";
 static const char * const KEY_THRESHOLD    = "clover.block.threshold";
 static const char * const KEY_SHIFT_LOGITS = "diffusion.shift_logits";
 static const char * const KEY_NORMALIZER   = ".tokenizer.normalizer"; // after the architecture
+
+static const char * const KEY_SPACE = "tokenizer.ggml.add_space_prefix"; // llama.cpp's default for SPM: true
+
+static const int ADDED = LLAMA_TOKEN_ATTR_CONTROL | LLAMA_TOKEN_ATTR_USER_DEFINED | LLAMA_TOKEN_ATTR_UNKNOWN;
 
 static constexpr float DEFAULT_THRESHOLD = 0.95f; // the release's own acceptance rule
 
@@ -86,6 +91,7 @@ void Model::read_facts(const std::string & architecture) {
         require(value == "nfc", CLOVER_ERROR_FILE, normalizer + " is '" + value + "', only 'nfc' is known");
         nfc = true;
     }
+    space = llama_vocab_type(vocab) == LLAMA_VOCAB_TYPE_SPM && (!find_metadata(KEY_SPACE, value) || value == "true");
 }
 
 void Model::read_special_tokens() {
@@ -97,8 +103,8 @@ void Model::read_special_tokens() {
             banned_tokens.push_back(token);
         }
         const std::string text = llama_vocab_get_text(vocab, token);
-        if ((attr & (LLAMA_TOKEN_ATTR_CONTROL | LLAMA_TOKEN_ATTR_USER_DEFINED)) && !text.empty()) {
-            specials[(uint8_t)text[0]].push_back({ text, token, (attr & LLAMA_TOKEN_ATTR_CONTROL) != 0 });
+        if ((attr & ADDED) && !text.empty()) {
+            specials[(uint8_t)text[0]].push_back({ text, token, !(attr & LLAMA_TOKEN_ATTR_USER_DEFINED) });
         }
     }
     require((int32_t)banned_tokens.size() < facts.n_vocab, CLOVER_ERROR_FILE, "the vocabulary has no token that may be produced");
@@ -134,9 +140,10 @@ void Model::tokenize_plain(const std::string & text, std::vector<int32_t> & toke
     tokens.resize(start + n);
 }
 
-std::vector<int32_t> Model::tokenize(const std::string & text, bool parse_special) const {
+std::vector<int32_t> Model::tokenize(const std::string & given, bool parse_special) const {
     // The checkpoint's tokenizer looks for added tokens first and normalises only what lies between them.
-    require(text.size() <= INT_MAX / 4, CLOVER_ERROR_ARGUMENT, "the text is too long to tokenize");
+    require(given.size() <= INT_MAX / 4, CLOVER_ERROR_ARGUMENT, "the text is too long to tokenize");
+    const std::string    text = utf8_replace(given);
     std::vector<int32_t> tokens;
     std::string          plain;
     for (size_t i = 0; i < text.size();) {
@@ -165,6 +172,16 @@ std::string Model::piece(int32_t token, bool special) const {
     }
     text.resize(std::max(n, 0));
     return text;
+}
+
+bool Model::is_plain(int32_t token) const {
+    return is_valid(token) && !(llama_vocab_get_attr(vocab, token) & ADDED);
+}
+
+std::string Model::text(int32_t token, int32_t before, bool special) const {
+    const std::string bytes = piece(token, special);
+    const bool        own   = space && is_plain(token) && !is_plain(before);
+    return own && bytes[0] == ' ' ? bytes.substr(1) : bytes;
 }
 
 } // namespace clover

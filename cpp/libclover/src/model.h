@@ -12,6 +12,8 @@
 
 namespace clover {
 
+constexpr int32_t NO_TOKEN = -1;
+
 class Model {
   public:
     Model(const std::string & path, const clover_model_params & params);
@@ -26,8 +28,9 @@ class Model {
 
     std::vector<int32_t> tokenize(const std::string & text, bool parse_special) const;
 
-    // Bytes of a token, "" for a control token unless `special`.
-    std::string piece(int32_t token, bool special) const;
+    // Bytes of a token after another (NO_TOKEN: at the start), "" for a control token unless `special`. The space that the
+    // tokenizer itself puts before a text is left out.
+    std::string text(int32_t token, int32_t before, bool special) const;
 
     // Metadata value as text, nullptr if the key is not there.
     const char * metadata(const std::string & key);
@@ -39,6 +42,8 @@ class Model {
         bool        control;
     };
 
+    std::string     piece(int32_t token, bool special) const;
+    bool            is_plain(int32_t token) const; // a token that stands for part of a text, not an added one
     bool            find_metadata(const std::string & key, std::string & value) const;
     void            read_facts(const std::string & architecture);
     void            read_special_tokens();
@@ -49,6 +54,7 @@ class Model {
     const llama_vocab *                                   vocab = nullptr;
     clover_model_info                                     facts = {};
     bool                                                  nfc   = false;
+    bool                                                  space = false; // is put before every plain text
     std::vector<int32_t>                                  banned_tokens;
     std::vector<std::vector<Special>>                     specials; // by first byte, longest first
     std::map<std::string, std::string>                    values;   // metadata handed out

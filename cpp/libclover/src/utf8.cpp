@@ -39,4 +39,18 @@ void utf8_append(std::string & text, uint32_t code) {
     }
 }
 
+std::string utf8_replace(const std::string & text) {
+    std::string out;
+    for (size_t i = 0; i < text.size();) {
+        const Utf8 next = utf8_next(text.data() + i, text.size() - i);
+        if (next.kind == Utf8::VALID) {
+            out.append(text, i, next.size);
+        } else {
+            utf8_append(out, 0xfffd);
+        }
+        i += next.size;
+    }
+    return out;
+}
+
 } // namespace clover

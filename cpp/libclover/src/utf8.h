@@ -18,4 +18,7 @@ Utf8 utf8_next(const char * text, size_t n);
 
 void utf8_append(std::string & text, uint32_t code);
 
+// Every invalid part, and an incomplete end, replaced by U+FFFD.
+std::string utf8_replace(const std::string & text);
+
 } // namespace clover
