@@ -120,7 +120,7 @@ def _fitting(checkpoint, limit, context, matrix, split, say):
         return metadata, sum(target.size for target in job.targets)
 
     name, needed = fit.choose(limit, context, plan)
-    say(f"{name} fits into {limit / 1e9:.2f} GB: {needed}")
+    say(f"{name} fits into {fit.size_text(limit)}: {needed}")
     return jobs[name]
 
 

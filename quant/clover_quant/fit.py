@@ -29,6 +29,11 @@ def parse_size(text):
     return size
 
 
+def size_text(n):
+    """Bytes as text, in GB, or MB for less than one."""
+    return f"{n / 1e9:.2f} GB" if n >= 1e9 else f"{n / 1e6:.2f} MB"
+
+
 @dataclasses.dataclass(frozen=True)
 class Memory:
     """Bytes: weights, recurrent state of the GDN layers, keys and values, working buffers."""
@@ -45,7 +50,16 @@ class Memory:
 
     def __str__(self):
         parts = {"weights": self.weights, "state": self.state, "keys and values": self.cache, "buffers": self.buffers}
-        return " + ".join(f"{n / 1e9:.2f} {name}" for name, n in parts.items()) + f" = {self.total / 1e9:.2f} GB"
+        unit, name = (1e9, "GB") if self.total >= 1e9 else (1e6, "MB")
+        return " + ".join(f"{n / unit:.2f} {part}" for part, n in parts.items()) + f" = {self.total / unit:.2f} {name}"
+
+
+def hyperparameter(metadata, key):
+    """The value of "ARCHITECTURE.key" in the metadata (GGUF key -> value). Raises ModelFileError where it is missing."""
+    name = f"{metadata.get('general.architecture')}.{key}"
+    if name not in metadata:
+        raise ModelFileError(f"the model's metadata has no {name}")
+    return metadata[name]
 
 
 def memory(metadata, tensor_bytes, context):
@@ -62,18 +76,11 @@ def memory(metadata, tensor_bytes, context):
 
     Raises ModelFileError where the metadata lacks a key.
     """
-    try:
-        return _memory(metadata, tensor_bytes, context)
-    except KeyError as error:
-        raise ModelFileError(f"the model's metadata has no {error.args[0]}") from None
-
-
-def _memory(metadata, tensor_bytes, context):
-    arch = metadata["general.architecture"]
 
     def get(key):
-        return metadata[f"{arch}.{key}"]
+        return hyperparameter(metadata, key)
 
+    arch = metadata.get("general.architecture")
     n_layers, recurrent = get("block_count"), metadata.get(f"{arch}.attention.recurrent_layers")
     if recurrent is None:
         recurrent = [(i + 1) % get("full_attention_interval") != 0 for i in range(n_layers)]
@@ -85,7 +92,7 @@ def _memory(metadata, tensor_bytes, context):
     row = get("attention.head_count_kv") * (get("attention.key_length") + get("attention.value_length"))
     cache = (n_layers - n_recurrent) * n_ctx * row * F16
 
-    tokens, embedding = metadata["tokenizer.ggml.tokens"], get("embedding_length")
+    tokens, embedding = metadata.get("tokenizer.ggml.tokens", ()), get("embedding_length")
     window = max(2 * metadata.get(f"{arch}.block.size", 0), 2)
     chosen = get("expert_used_count") * (2 * embedding + get("expert_feed_forward_length"))
     widest = max(chosen, 4 * channels + 2 * inner) + 2 * embedding
@@ -108,4 +115,4 @@ def choose(limit, context, plan):
         if needed[name].total <= limit:
             return name, needed[name]
     name = min(needed, key=lambda name: needed[name].total)
-    raise ArgumentError(f"no recipe fits into {limit / 1e9:.2f} GB; the smallest, {name}, needs {needed[name]}")
+    raise ArgumentError(f"no recipe fits into {size_text(limit)}; the smallest, {name}, needs {needed[name]}")

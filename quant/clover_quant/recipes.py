@@ -83,7 +83,7 @@ class Rule:
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """A recipe by its name; `file_type` is the number for general.file_type."""
+    """A recipe by its name; `file_type` is the number for general.file_type; `path` of the file, if it is not a shipped one."""
 
     name: str
     description: str
@@ -91,20 +91,33 @@ class Recipe:
     default: str
     rules: tuple = ()
     rank: int = 0
+    path: str | None = None
 
     def types(self, tensors, n_layers, importance=None):
         """The `ggml.Type` of each tensor, a list.
 
         tensors: objects with `name` (GGUF name), `shape` (row-major) and `f32` (never smaller than float32). importance: the
-        matrix, or None where there is none. Raises ArgumentError where a type cannot be used without one.
+        matrix, or None where there is none. Raises ArgumentError where a type cannot be used without one, or a rule of a file of
+        one's own can never apply: it names no matrix of the model, or earlier rules take all of them.
         """
         tied = all(tensor.name != OUTPUT for tensor in tensors)
-        return [self._type(tensor, n_layers, importance is not None, tied) for tensor in tensors]
+        names = [OUTPUT if tied and tensor.name == EMBEDDING else tensor.name for tensor in tensors]
+        if self.path:
+            self._check_rules([name for name, tensor in zip(names, tensors, strict=True) if not tensor.f32])
+        return [self._type(*pair, n_layers, importance is not None) for pair in zip(names, tensors, strict=True)]
 
-    def _type(self, tensor, n_layers, importance, tied):
+    def _check_rules(self, left):
+        for i, rule in enumerate(self.rules, 1):
+            if not any(fnmatch.fnmatchcase(name, rule.match) for name in left):
+                raise ArgumentError(
+                    f"{self.path}: rule {i}: {rule.match!r} matches no matrix that is left (norms, gates and routers stay float32)"
+                )
+            if rule.layers is None and rule.importance is None:
+                left = [name for name in left if not fnmatch.fnmatchcase(name, rule.match)]
+
+    def _type(self, name, tensor, n_layers, importance):
         if tensor.f32:
             return ggml.types()["f32"]
-        name = OUTPUT if tied and tensor.name == EMBEDDING else tensor.name
         kind = next((rule.type for rule in self.rules if rule.applies(name, n_layers, importance)), self.default)
         if kind not in FLOATS and tensor.shape[-1] % ggml.types()[kind].block:
             kind = FALLBACK.get(kind, kind)
@@ -126,6 +139,13 @@ def by_rank():
     return sorted(names(), key=lambda name: -load(name).rank)
 
 
+def source(name):
+    """The text of a shipped recipe's file; name in any case. Raises ArgumentError for an unknown one."""
+    if name.lower() not in names():
+        raise ArgumentError(f"no recipe {name!r} is shipped; there are {', '.join(names())}")
+    return (SHIPPED / f"{name.lower()}.toml").read_text(encoding="utf-8")
+
+
 def load(name):
     """The `Recipe` of a shipped recipe's name or a ggml type's name, in any case, or of the path of a TOML file.
 
@@ -133,7 +153,7 @@ def load(name):
     """
     text, lower = str(name), str(name).lower()
     if lower in names():
-        return _parse(lower, (SHIPPED / f"{lower}.toml").read_text(encoding="utf-8"))
+        return _parse(lower, source(lower))
     if lower in ggml.NUMBERS:
         return Recipe(lower, f"every matrix in {lower}", FILE_TYPES[PURE.get(lower, lower.upper())], lower)
     if not lower.endswith(".toml"):
@@ -146,8 +166,8 @@ def load(name):
         raise ArgumentError(f"{path}: {getattr(error, 'strerror', None) or 'not UTF-8 text'}") from error
 
 
-def _parse(name, text, where=None):
-    where = where or f"recipe {name}"
+def _parse(name, text, path=None):
+    where = path or f"recipe {name}"
     try:
         raw = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
@@ -157,7 +177,7 @@ def _parse(name, text, where=None):
         raise ArgumentError(f"{where}: unknown file_type {raw['file_type']!r}; known: {', '.join(FILE_TYPES)}")
     _check_type(where, raw["default"])
     rules = tuple(_rule(f"{where}: rule {i}", rule) for i, rule in enumerate(raw.get("rules", []), 1))
-    return Recipe(name, raw["description"], FILE_TYPES[raw["file_type"]], raw["default"].lower(), rules, raw.get("rank", 0))
+    return Recipe(name, raw["description"], FILE_TYPES[raw["file_type"]], raw["default"].lower(), rules, raw.get("rank", 0), path)
 
 
 def _rule(where, raw):
