@@ -6,6 +6,7 @@ sums of squared inputs, and NAME.counts [matrices, 1], how many inputs each matr
 
 import hashlib
 import math
+import os
 import pathlib
 
 import gguf
@@ -87,7 +88,20 @@ class Imatrix:
         return keys + [("quantize.imatrix.dataset", "str", str(name)) for name in self.datasets[:1]]
 
     def save(self, path, chunk_size):
-        """Write the file; chunk_size: tokens of a chunk."""
+        """Write the file, whole or not at all; chunk_size: tokens of a chunk. Raises ArgumentError where it cannot be written."""
+        path = pathlib.Path(path)
+        if path.exists() and not path.is_file():
+            raise ArgumentError(f"{path}: not a file, it cannot be replaced")
+        part = path.with_name(f"{path.name}.{os.getpid()}.part")
+        try:
+            self._write(part, chunk_size)
+            os.replace(part, path)
+        except OSError as error:
+            raise ArgumentError(f"{path}: {error.strerror or error}") from error
+        finally:
+            part.unlink(missing_ok=True)
+
+    def _write(self, path, chunk_size):
         writer = gguf.GGUFWriter(path, "imatrix")
         writer.add_type("imatrix")
         writer.add_array("imatrix.datasets", [str(name) for name in self.datasets])
