@@ -100,12 +100,10 @@ def qwen(tmp_path_factory):
     import qwen_vocabulary
 
     folder = tmp_path_factory.mktemp("qwen") / "checkpoint"
-    tiny_qwen(folder, vocab_size=248320, eos_token_id=248046, pad_token_id=248044)
-    (folder / "tokenizer.json").write_text(qwen_vocabulary.tokenizer_json()[0])
-    write_settings(folder, pad_token="<|endoftext|>")
+    tiny_qwen(folder, vocab_size=qwen_vocabulary.SIZE, eos_token_id=248046, pad_token_id=248044)
+    added = qwen_vocabulary.save(folder)
     convert(folder, folder.with_suffix(".gguf"), type="f16")
     oracle = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-    added = [token.content for token in oracle.get_added_tokens_decoder().values()]
     return folder.with_suffix(".gguf"), oracle, texts.texts(added, 2 * N, seed=2)
 
 
@@ -127,7 +125,7 @@ def test_qwen_vocabulary_in_unmodified_llama(qwen, plain_library):
 
 @pytest.mark.slow
 def test_qwen_vocabulary_against_its_own_ranks(qwen):
-    """Ids as by tiktoken. Not claimed: words whose token no merges reach, which tiktoken takes as they are; these texts have none."""
+    """Ids as by tiktoken. Not claimed for words that no merges reach, which tiktoken takes as they are: these texts have none."""
     import qwen_vocabulary
 
     model, _, given = qwen
@@ -320,3 +318,19 @@ def test_missing(copy):
         (copy / "tokenizer.model").unlink()
     with pytest.raises(CheckpointError, match="no tokenizer.json and no tokenizer.model"):
         convert(copy, copy.with_suffix(".gguf"))
+
+
+@pytest.mark.parametrize(
+    "before, after, message",
+    [
+        (b"tokenizer.ggml.scores", b"tokenizer.ggml.scorex", "scores"),
+        (b"<0x41>", b"<0x4g>", "byte tokens"),
+        (b"tokenizer.ggml.model\x08\0\0\0\x05\0\0\0\0\0\0\0llama", b"tokenizer.ggml.model\x08\0\0\0\x05\0\0\0\0\0\0\0llamb", "'llamb'"),
+    ],
+)
+def test_damaged_model_file(pieces, tmp_path, before, after, message):
+    data = pieces[0].read_bytes()
+    assert before in data
+    (tmp_path / "damaged.gguf").write_bytes(data.replace(before, after, 1))
+    with pytest.raises(ModelFileError, match=message):
+        Clover(tmp_path / "damaged.gguf", n_ctx=64)
