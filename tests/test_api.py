@@ -617,3 +617,70 @@ def test_c_program_on_the_header_alone(tmp_path, library):
     assert lines[-1] == "tokens 20"
     result = subprocess.run([program, tmp_path / "none", "x"], capture_output=True, text=True)
     assert result.returncode == 1 and result.stderr.startswith("load: ")
+
+
+def evaluate(session, tokens, kind="causal", n=None, logits=None):
+    array = (c.c_int32 * max(1, len(tokens)))(*tokens)
+    n = len(tokens) if n is None else n
+    return session.lib.clover_session_evaluate(session.session, array, n, native.PASSES.get(kind, kind), logits)
+
+
+def test_wrong_arguments_of_a_pass_change_nothing(session):
+    lib, none, one = session.lib, None, (c.c_int32 * 1)(5)
+    assert session.feed(1, 2, 3) == OK
+    assert lib.clover_session_evaluate(none, one, 1, 0, none) == ARGUMENT
+    assert lib.clover_session_evaluate(session.session, none, 1, 0, none) == ARGUMENT
+    for kind in native.PASSES:
+        assert evaluate(session, [], kind) == ARGUMENT
+        assert evaluate(session, [5], kind, n=-1) == ARGUMENT
+        for token in (-1, 1024, 2**31 - 1, -(2**31)):
+            assert evaluate(session, [5, token], kind) == ARGUMENT, token
+            assert "vocabulary" in native.last_error()
+    for kind in (-1, 2, 2**31 - 1):
+        assert evaluate(session, [5], kind) == ARGUMENT
+    assert evaluate(session, [5] * 65, "block") == ARGUMENT
+    assert "65" in native.last_error() and "64" in native.last_error()
+    assert evaluate(session, [5] * 254) == CONTEXT_FULL
+    assert session.tokens() == [1, 2, 3]
+    assert session.feed(*[5] * 250) == OK
+    assert evaluate(session, [5] * 4, "block") == CONTEXT_FULL
+    assert evaluate(session, [5] * 3, "block") == OK
+    assert evaluate(session, [5] * 3) == OK
+    assert len(session.tokens()) == 256
+    for kind in native.PASSES:
+        assert evaluate(session, [5], kind) == CONTEXT_FULL
+
+
+def test_a_block_pass_needs_a_context_and_a_model_that_has_it(session):
+    assert evaluate(session, [5], "block") == ARGUMENT
+    assert "context" in native.last_error()
+    with Session(model_files.qwen()) as plain:
+        assert plain.feed(1) == OK
+        assert evaluate(plain, [5], "block") == UNSUPPORTED
+        assert evaluate(plain, [5]) == OK
+
+
+def test_a_pass_inside_a_callback_is_refused(session):
+    found = []
+    on_text = native.TextCallback(lambda text, n, _: found.append(evaluate(session, [5])) is None)
+    session.feed(1, 2, 3)
+    assert session.generate(on_text=on_text, max_tokens=8) == OK
+    assert set(found) == {BUSY}
+
+
+def test_importance_with_null_pointers_and_out_of_range():
+    lib, none, handle = native.library(), None, c.c_void_p()
+    assert lib.clover_imatrix_new(none) == ARGUMENT
+    lib.clover_imatrix_free(none)
+    lib.clover_imatrix_pause(none, True)
+    assert lib.clover_imatrix_count(none) == 0
+    entry = native.ImatrixEntry()
+    assert lib.clover_imatrix_get(none, 0, entry, c.sizeof(entry)) == ARGUMENT
+    assert lib.clover_imatrix_new(handle) == OK
+    assert lib.clover_imatrix_count(handle) == 0
+    for i in (-1, 0, 1):
+        assert lib.clover_imatrix_get(handle, i, entry, c.sizeof(entry)) == ARGUMENT
+    with Session(model_files.clover()[0], imatrix=handle) as session:
+        lib.clover_imatrix_free(handle)  # the session keeps it
+        assert evaluate(session, [1, 2, 3]) == OK
+        assert evaluate(session, [5] * 32, "block") == OK
