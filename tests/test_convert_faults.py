@@ -332,6 +332,16 @@ def test_unreadable_checkpoint_files(use):
     refused(folder, "model.safetensors: not a regular file")
 
 
+@pytest.mark.parametrize(
+    "name", ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"]
+)
+def test_text_files_that_never_end(use, name):
+    folder = use("qwen")
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    refused(folder, f"{name}: not a regular file")
+
+
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may do everything")
 def test_permissions(use, tmp_path):
     folder = use("qwen")

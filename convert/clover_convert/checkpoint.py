@@ -74,7 +74,7 @@ class Checkpoint:
     def text(self, name):
         """The text of a file of the folder, or None when there is none."""
         try:
-            return (self.folder / name).read_text(encoding="utf-8")
+            return self._regular(name).read_text(encoding="utf-8")
         except FileNotFoundError:
             return None
         except (OSError, UnicodeDecodeError) as error:
@@ -87,9 +87,15 @@ class Checkpoint:
     def bytes(self, name):
         """The bytes of a file of the folder."""
         try:
-            return (self.folder / name).read_bytes()
+            return self._regular(name).read_bytes()
         except OSError as error:
             raise CheckpointError(f"{self.folder / name}: {error.strerror}") from error
+
+    def _regular(self, name):
+        path = self.folder / name
+        if not stat.S_ISREG(os.stat(path).st_mode):  # a FIFO or a device may never end
+            raise CheckpointError(f"{path}: not a regular file")
+        return path
 
     def json(self, name):
         """A JSON object of the folder as a dict, or None when there is no such file."""
