@@ -8,6 +8,7 @@ from clover_cpp import command
 from clover_quant import fit, recipes
 from clover_quant.imatrix_command import imatrix_command
 from clover_quant.model_file import read
+from clover_quant.report_command import report_command
 
 PROGRAM = "clover-quantize"
 
@@ -28,10 +29,12 @@ def main():
     clover-quantize fit model.gguf --context 32768
     clover-quantize fit model.gguf --fit 16GB
     clover-quantize imatrix bf16.gguf text.txt -o imatrix.gguf
+    clover-quantize report bf16.gguf q4_k_m.gguf iq4_xs.gguf --text text.txt
     """
 
 
 main.add_command(imatrix_command)
+main.add_command(report_command)
 
 
 def _say(text):

@@ -1,0 +1,88 @@
+"""A quality report as a Markdown table and as a picture."""
+
+from clover_cpp.errors import ArgumentError, ResourceError
+
+# heading, and the text of an entry's figure
+COLUMNS = (
+    ("file", lambda e: name(e)),
+    ("MB", lambda e: f"{e['bytes'] / 1e6:.1f}"),
+    ("bits per weight", lambda e: f"{e['bits_per_weight']:.2f}"),
+    ("causal: KLD mean", lambda e: _kld(e["causal"], "kld_mean")),
+    ("KLD 99.9 %", lambda e: _kld(e["causal"], "kld_99.9")),
+    ("same top 1", lambda e: _percent(e["causal"] and e["causal"]["top1"])),
+    ("block: KLD mean", lambda e: _kld(e["block"], "kld_mean")),
+    ("KLD 99.9 %", lambda e: _kld(e["block"], "kld_99.9")),
+    ("same top 1", lambda e: _percent(e["block"] and e["block"]["top1"])),
+    ("commit flips, all masked", lambda e: _flips(e, "full")),
+    ("some masked", lambda e: _flips(e, "partial")),
+    ("tokens per step", lambda e: _number(e["tasks"] and e["tasks"]["tokens_per_step"])),
+    ("tasks exact", lambda e: _percent(e["tasks"] and e["tasks"]["exact"])),
+    ("pass time: causal", lambda e: _ratio(e, "causal")),
+    ("block", lambda e: _ratio(e, "block")),
+)
+
+
+def name(entry):
+    """A file's name without its ending."""
+    return entry["file"].removesuffix(".gguf")
+
+
+def _kld(summary, key):
+    return f"{summary[key]:.2g}" if summary else "–"
+
+
+def _percent(share):
+    return f"{100 * share:.1f} %" if share is not None else "–"
+
+
+def _flips(entry, state):
+    flips = entry["flips"] and entry["flips"][state]
+    return f"{100 * flips['rate']:.2f} %" if flips and flips["rate"] is not None else "–"
+
+
+def _ratio(entry, kind):
+    return _number(entry["pass_time"] and entry["pass_time"][kind])
+
+
+def _number(value):
+    return f"{value:.2f}" if value is not None else "–"
+
+
+def markdown(report):
+    """The table, as text. "–": not measured, or the base itself."""
+    rows = [[heading for heading, _ in COLUMNS], ["---"] + ["---:"] * (len(COLUMNS) - 1)]
+    rows += [[text(entry) for _, text in COLUMNS] for entry in report["models"]]
+    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |\n" for row in rows)
+
+
+def plot(report, path):
+    """A picture, its format by the path's ending: bits per weight against the 99.9 % quantile of the KL divergence.
+
+    Raises ResourceError without matplotlib, ArgumentError for an unknown ending.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ResourceError('the plot needs matplotlib: pip install "clover-cpp[report]"') from error
+    kinds = [kind for kind in ("causal", "block") if any(entry[kind] for entry in report["models"])]
+    figure = Figure(figsize=(6.5 * max(1, len(kinds)), 6), layout="constrained")
+    for axes, kind in zip(figure.subplots(1, max(1, len(kinds)), sharey=True, squeeze=False)[0], kinds, strict=False):
+        _points(axes, kind, [entry for entry in report["models"] if entry[kind]])
+    try:
+        figure.savefig(path, dpi=110)
+    except ValueError as error:
+        raise ArgumentError(f"{path}: {error}") from error
+
+
+def _points(axes, kind, entries):
+    """One kind of pass. Points are numbered; the legend has their names, in order of size: labels at the points would overlap."""
+    entries = sorted(entries, key=lambda entry: -entry["bits_per_weight"])
+    for number, entry in enumerate(entries, 1):
+        x, y = entry["bits_per_weight"], max(entry[kind]["kld_99.9"], 1e-9)
+        marker = "^" if "imatrix" in name(entry) else "o"
+        axes.plot(x, y, marker, color=f"C{number % 10}", markersize=9, label=f"{number}  {name(entry)}")
+        axes.annotate(str(number), (x, y), xytext=(7, 5), textcoords="offset points", fontsize=10)
+    axes.set(title=f"{kind} passes", xlabel="bits per weight", yscale="log")
+    axes.set_ylabel("KL divergence from the base, 99.9 % quantile (nats)")
+    axes.grid(True, which="major", alpha=0.4)
+    axes.legend(fontsize=8, ncols=2, loc="upper right")
