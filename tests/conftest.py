@@ -27,16 +27,29 @@ def library():
 
 
 @pytest.fixture(scope="session")
-def plain_library():
-    """Folder of an unmodified llama.cpp's libraries, built from the same source."""
+def plain_build():
+    """Build folder of an unmodified llama.cpp from the same source: its libraries and llama-quantize."""
     build = ROOT / "build" / "plain"
-    options = ["-DCLOVER_PLAIN=ON", "-DCLOVER_TOOLS=OFF", f"-DPython3_EXECUTABLE={sys.executable}", "-Wno-dev"]
+    options = ["-DCLOVER_PLAIN=ON", "-DCLOVER_TOOLS=ON", f"-DPython3_EXECUTABLE={sys.executable}", "-Wno-dev"]
     options.append(f"-DCLOVER_LLAMA_SRC:PATH={os.environ.get('CLOVER_LLAMA_SRC', '')}")
-    for command in (["cmake", "-S", ROOT / "cpp", "-B", build, "-G", "Ninja", *options], ["ninja", "-C", build, "libraries"]):
+    configure = ["cmake", "-S", ROOT / "cpp", "-B", build, "-G", "Ninja", *options]
+    for command in (configure, ["ninja", "-C", build, "libraries", "llama-quantize"]):
         result = subprocess.run(command, capture_output=True, text=True)
         if result.returncode:
             pytest.fail(f"{command[0]}: {result.stdout[-2000:]}{result.stderr[-2000:]}")
-    return build / "lib"
+    return build
+
+
+@pytest.fixture(scope="session")
+def plain_library(plain_build):
+    """Folder of an unmodified llama.cpp's libraries."""
+    return plain_build / "lib"
+
+
+@pytest.fixture(scope="session")
+def plain_quantize(plain_build):
+    """An unmodified llama.cpp's llama-quantize."""
+    return plain_build / "bin" / "llama-quantize"
 
 
 @pytest.fixture(scope="session")

@@ -11,15 +11,20 @@ from clover_convert.chunks import chunks, values
 from clover_cpp import ggml
 from clover_cpp.errors import ModelFileError
 
-# The largest root mean square error of a block that counts as right, relative to the block's largest magnitude; with importance,
-# the mean is weighted by it. About 1.4 times the worst that was measured on normal, uniform, heavy-tailed, constant and two-valued
-# weights, without importance and with one of any spread. Rows in a wrong order have about 0.47 (normal weights, blocks of 256).
+# type -> (relative bound, largest multiple of a block's float16 scale).
+# The bound is for the root mean square error of a block relative to its largest magnitude; with importance, the mean is weighted by
+# it. It is about 1.4 times the worst that was measured on normal, uniform, heavy-tailed, constant and two-valued weights, without
+# importance and with one of any spread. Rows in a wrong order have about 0.47 (normal weights, blocks of 256).
+# The multiple says what a scale loses where it is a denormal number (1 where values themselves may be).
 BOUNDS = {
-    "f32": 0.0, "f16": 2**-11, "bf16": 2**-8, "q8_0": 0.006, "q6_k": 0.015, "q5_k": 0.03, "q5_1": 0.045, "q5_0": 0.08, "q4_k": 0.05,
-    "iq4_nl": 0.09, "iq4_xs": 0.09, "q4_1": 0.09, "q4_0": 0.16, "q3_k": 0.2, "q2_k": 0.22, "iq2_xs": 0.25, "iq2_s": 0.28,
-    "mxfp4": 0.3, "iq3_s": 0.4, "iq3_xxs": 0.4, "iq2_xxs": 0.4, "iq1_s": 0.45, "iq1_m": 0.45,
+    "f32": (0, 0), "f16": (2**-11, 1), "bf16": (2**-8, 1), "q8_0": (0.006, 128),
+    "q6_k": (0.015, 128 * 32), "q5_k": (0.03, 63 * 32), "q5_1": (0.045, 32), "q5_0": (0.08, 16), "q4_k": (0.05, 63 * 16),
+    "iq4_nl": (0.09, 128), "iq4_xs": (0.09, 32 * 128), "q4_1": (0.09, 16), "q4_0": (0.16, 8), "mxfp4": (0.3, 1),
+    "q3_k": (0.2, 32 * 4), "iq3_s": (0.4, 31 * 16), "iq3_xxs": (0.4, 31 * 16),
+    "q2_k": (0.22, 15 * 4), "iq2_s": (0.28, 4 * 43), "iq2_xs": (0.25, 4 * 43), "iq2_xxs": (0.4, 4 * 43),
+    "iq1_s": (0.45, 20), "iq1_m": (0.45, 20),
 }  # fmt: skip
-TINY = 1e-6  # magnitudes below are as good as zero: block scales are float16
+DENORMAL = 2.0**-25  # half a step of the smallest float16 numbers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,10 +95,11 @@ def _ratio(descriptor, offset, chunk, config, allow_non_finite):
         wanted, found = np.where(same, 0, wanted), np.where(same, 0, found)
     wanted, found = wanted.reshape(len(wanted), -1, kind.block), found.reshape(len(wanted), -1, kind.block)
     weights = np.ones(wanted.shape[1:]) if chunk.importance is None else chunk.importance.reshape(wanted.shape[1:])
-    weights = weights / np.maximum(weights.sum(axis=1, dtype=np.float64), TINY**2)[:, None]
+    weights = weights / np.maximum(weights.sum(axis=1, dtype=np.float64), np.finfo(np.float32).tiny)[:, None]
     with np.errstate(invalid="ignore", over="ignore"):
         error = np.sqrt((np.square(found - wanted, dtype=np.float64) * weights).sum(axis=2))
-        allowed = BOUNDS[kind.name] * np.abs(wanted).max(axis=2) + (TINY if kind.name != "f32" else 0)
+        relative, multiple = BOUNDS[kind.name]
+        allowed = relative * np.abs(wanted).max(axis=2) + multiple * DENORMAL
         ratio = np.divide(error, allowed, out=np.where(error > 0, np.inf, 0.0), where=allowed > 0)
     ratio[np.isnan(ratio)] = np.inf
     return chunk.size, float(ratio.max(initial=0.0))
