@@ -18,7 +18,7 @@ import texts
 from checkpoints import tiny_qwen
 from clover_convert import convert
 from clover_cpp import Clover, native
-from clover_cpp.errors import CheckpointError
+from clover_cpp.errors import CheckpointError, ModelFileError
 from conftest import BUNDLED
 from llama_tokenize import tokenize
 
@@ -163,7 +163,8 @@ def train(folder, prefix, **options):
 
 
 def write_settings(folder, **settings):
-    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>", "pad_token": "<pad>", **settings}))
+    settings = {"eos_token": "<|im_end|>", "pad_token": "<pad>", "legacy": True, **settings}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
 @pytest.fixture(scope="module")
@@ -325,7 +326,11 @@ def test_missing(copy):
     [
         (b"tokenizer.ggml.scores", b"tokenizer.ggml.scorex", "scores"),
         (b"<0x41>", b"<0x4g>", "byte tokens"),
-        (b"tokenizer.ggml.model\x08\0\0\0\x05\0\0\0\0\0\0\0llama", b"tokenizer.ggml.model\x08\0\0\0\x05\0\0\0\0\0\0\0llamb", "'llamb'"),
+        (
+            b"tokenizer.ggml.model\x08\0\0\0\x05\0\0\0\0\0\0\0llama",
+            b"tokenizer.ggml.model\x08\0\0\0\x05\0\0\0\0\0\0\0llamb",
+            "'llamb'",
+        ),
     ],
 )
 def test_damaged_model_file(pieces, tmp_path, before, after, message):

@@ -23,18 +23,11 @@ MORE_ENDS = ("eot", "eom")  # metadata keys of the second and third end token
 def tokenizer_metadata(checkpoint, config):
     """Metadata (key, kind, value) of the tokenizer in a `Checkpoint`, padded to `config.vocab_size` tokens.
 
-    tokenizer.json is used where there is one, else tokenizer.model. Raises CheckpointError where the tokenizer is missing, not
-    understood, or at odds with config.json.
+    tokenizer.json is used where there is one that is understood, else tokenizer.model. Raises CheckpointError where the tokenizer
+    is missing, not understood, or at odds with config.json.
     """
     settings = checkpoint.json("tokenizer_config.json") or {}
-    raw = checkpoint.json("tokenizer.json")
-    nfc, named = False, {}
-    if raw is not None:
-        metadata, tokens, types, nfc = bpe_metadata(raw, config.vocab_size)
-    elif checkpoint.has("tokenizer.model"):
-        metadata, tokens, types, named = sentencepiece_metadata(checkpoint, settings, config.vocab_size)
-    else:
-        raise CheckpointError(f"no tokenizer.json and no tokenizer.model in {checkpoint.folder}")
+    metadata, tokens, types, named, own = _vocabulary(checkpoint, settings, config.vocab_size)
     ids = {token: i for i, token in enumerate(tokens)}
     sources = [checkpoint.config, checkpoint.config.get("text_config") or {}]
     special = _special_ids(ids, settings, [checkpoint.json("generation_config.json") or {}, *sources], named)
@@ -45,12 +38,31 @@ def tokenizer_metadata(checkpoint, config):
         types[special["mask"]] = CONTROL
     metadata.append(("tokenizer.ggml.token_type", "[i32]", types))
     metadata += [(f"tokenizer.ggml.{name}_token_id", "u32", number) for name, number in special.items()]
-    if nfc:
-        metadata.append((f"{config.architecture}.tokenizer.normalizer", "str", "nfc"))
+    metadata += [(f"{config.architecture}.{key}", "str", value) for key, value in own.items()]
     template = _chat_template(checkpoint, settings)
     if template is not None:
         metadata.append(("tokenizer.chat_template", "str", template))
     return metadata
+
+
+def _vocabulary(checkpoint, settings, size):
+    """(metadata, tokens, types, special tokens the file names, engine's own keys) from one of the two kinds of file."""
+    raw, has_pieces = checkpoint.json("tokenizer.json"), checkpoint.has("tokenizer.model")
+    if raw is None and not has_pieces:
+        raise CheckpointError(f"no tokenizer.json and no tokenizer.model in {checkpoint.folder}")
+    refused = ""
+    if raw is not None:
+        try:
+            metadata, tokens, types, own = bpe_metadata(raw, size)
+            return metadata, tokens, types, {}, own
+        except CheckpointError as error:
+            if not has_pieces:
+                raise
+            refused = f"{error}; "
+    try:
+        return sentencepiece_metadata(checkpoint, settings, size)
+    except CheckpointError as error:
+        raise CheckpointError(f"{refused}{error}") from error
 
 
 def _token_id(ids, settings, field):

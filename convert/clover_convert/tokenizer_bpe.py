@@ -19,10 +19,10 @@ PRE_TOKENIZERS = {
 
 
 def bpe_metadata(raw, size):
-    """(metadata, tokens, types, nfc) of a tokenizer.json (dict), padded to `size` tokens.
+    """(metadata, tokens, types, own) of a tokenizer.json (dict), padded to `size` tokens.
 
     metadata: (key, kind, value); tokens: [size] texts; types: [size] llama.cpp's token types (int), not yet in the metadata;
-    nfc: whether text is normalised to NFC. Raises CheckpointError where it is not understood.
+    own: {key after the architecture: text} of the engine's own keys. Raises CheckpointError where it is not understood.
     """
     try:
         pre, nfc, merges = _pre_tokenizer(raw), _is_nfc(raw), _merges(raw)
@@ -37,7 +37,7 @@ def bpe_metadata(raw, size):
         ("tokenizer.ggml.merges", "[str]", merges),
         ("tokenizer.ggml.add_bos_token", "bool", False),
     ]
-    return metadata, tokens, types, nfc
+    return metadata, tokens, types, {"tokenizer.normalizer": "nfc"} if nfc else {}
 
 
 def _steps(node, field):

@@ -29,10 +29,11 @@ UNUSED_SCORE = -10000.0
 
 
 def sentencepiece_metadata(checkpoint, settings, size):
-    """(metadata, tokens, types, special) of the checkpoint's tokenizer.model, padded to `size` tokens.
+    """(metadata, tokens, types, special, own) of the checkpoint's tokenizer.model, padded to `size` tokens.
 
     metadata: (key, kind, value); tokens: [size] texts; types: [size] llama.cpp's token types (int), not yet in the metadata;
-    special: metadata key -> text of the token that the model itself names. settings: tokenizer_config.json.
+    special: metadata key -> text of the token that the model itself names; own: {key after the architecture: text} of the engine's
+    own keys. settings: tokenizer_config.json.
     Raises CheckpointError where the file is damaged, or llama.cpp would not reproduce it.
     """
     raw = checkpoint.bytes(FILE)
@@ -46,7 +47,7 @@ def sentencepiece_metadata(checkpoint, settings, size):
     _check_model(model)
     entries = [(piece.piece, i, _type(piece, i)) for i, piece in enumerate(model.pieces)]
     added = _added_tokens(checkpoint, settings, entries)
-    _check_prefix(model, settings, entries, added)
+    always, own = _space_prefix(model, settings, entries)
     tokens, types = place(FILE, entries + added, size)
     _check_merges(tokens, types)
     scores = [piece.score for piece in model.pieces] + [UNUSED_SCORE] * (size - len(model.pieces))
@@ -60,9 +61,9 @@ def sentencepiece_metadata(checkpoint, settings, size):
         ("tokenizer.ggml.scores", "[f32]", scores),
         ("tokenizer.ggml.add_bos_token", "bool", bool(settings.get("add_bos_token", False))),
         ("tokenizer.ggml.add_eos_token", "bool", False),
-        ("tokenizer.ggml.add_space_prefix", "bool", model.normalizer_spec.add_dummy_prefix),
+        ("tokenizer.ggml.add_space_prefix", "bool", always),
     ]
-    return metadata, tokens, types, special
+    return metadata, tokens, types, special, own
 
 
 def _type(piece, number):
@@ -117,14 +118,23 @@ def _added_tokens(checkpoint, settings, entries):
     return list(found.values())
 
 
-def _check_prefix(model, settings, entries, added):
-    """llama.cpp begins every text between two tokens of these kinds with the space that sentencepiece puts before the whole."""
-    if not model.normalizer_spec.add_dummy_prefix:
-        return
-    own = next((text for text, _, kind in entries if kind == USER_DEFINED), None)
-    what = f"user-defined pieces ({own!r})" if own is not None else "added tokens and legacy false"
-    if own is not None or (settings.get("legacy") is False and added):
-        raise CheckpointError(f"{FILE}: add_dummy_prefix with {what} is not supported: llama.cpp would tokenise otherwise")
+def _space_prefix(model, settings, entries):
+    """(whether llama.cpp puts a space before every text between added tokens, the engine's own keys).
+
+    transformers 5 puts one there only where tokenizer_config.json has legacy true; else only before the whole text, as the
+    engine does by its own key.
+    """
+    prefix = model.normalizer_spec.add_dummy_prefix
+    stated = settings.get("add_prefix_space")
+    if stated is not None and stated != prefix:
+        raise CheckpointError(f"{FILE} has add_dummy_prefix {prefix}, tokenizer_config.json add_prefix_space {stated!r}")
+    piece = next((text for text, _, kind in entries if kind == USER_DEFINED), None)
+    if prefix and piece is not None:
+        raise CheckpointError(
+            f"{FILE}: add_dummy_prefix with user-defined pieces ({piece!r}) is not supported: llama.cpp would tokenise otherwise"
+        )
+    always = prefix and settings.get("legacy") is True
+    return always, {"tokenizer.space_prefix": "first"} if prefix and not always else {}
 
 
 def _check_merges(tokens, types):

@@ -79,9 +79,14 @@ struct KeyType {
 };
 
 const KeyType KEY_TYPES[] = {
-    { "clover.block.threshold", GGUF_TYPE_FLOAT32, "a float" },  { "clover.tokenizer.normalizer", GGUF_TYPE_STRING, "a string" },
-    { "diffusion.shift_logits", GGUF_TYPE_BOOL, "a bool" },      { "qwen35moe.tokenizer.normalizer", GGUF_TYPE_STRING, "a string" },
+    { "clover.block.threshold", GGUF_TYPE_FLOAT32, "a float" },
+    { "clover.tokenizer.normalizer", GGUF_TYPE_STRING, "a string" },
+    { "clover.tokenizer.space_prefix", GGUF_TYPE_STRING, "a string" },
+    { "diffusion.shift_logits", GGUF_TYPE_BOOL, "a bool" },
+    { "qwen35moe.tokenizer.normalizer", GGUF_TYPE_STRING, "a string" },
+    { "qwen35moe.tokenizer.space_prefix", GGUF_TYPE_STRING, "a string" },
     { "tokenizer.chat_template", GGUF_TYPE_STRING, "a string" },
+    { "tokenizer.ggml.add_space_prefix", GGUF_TYPE_BOOL, "a bool" },
 };
 
 const char * const TOKEN_IDS[] = { "bos", "eos", "eot", "eom", "unknown", "seperator", "padding", "mask" };

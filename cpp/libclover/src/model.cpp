@@ -16,9 +16,9 @@ namespace clover {
 static const char * const KEY_BLOCK_SIZE   = "clover.block.size";
 static const char * const KEY_THRESHOLD    = "clover.block.threshold";
 static const char * const KEY_SHIFT_LOGITS = "diffusion.shift_logits";
-static const char * const KEY_NORMALIZER   = ".tokenizer.normalizer"; // after the architecture
-
-static const char * const KEY_SPACE = "tokenizer.ggml.add_space_prefix"; // llama.cpp's default for SPM: true
+static const char * const KEY_NORMALIZER   = ".tokenizer.normalizer";           // after the architecture
+static const char * const KEY_SPACE_PREFIX = ".tokenizer.space_prefix";         // likewise
+static const char * const KEY_ADD_SPACE    = "tokenizer.ggml.add_space_prefix"; // llama.cpp's default for SPM: true
 
 static const int ADDED = LLAMA_TOKEN_ATTR_CONTROL | LLAMA_TOKEN_ATTR_USER_DEFINED | LLAMA_TOKEN_ATTR_UNKNOWN;
 
@@ -91,7 +91,21 @@ void Model::read_facts(const std::string & architecture) {
         require(value == "nfc", CLOVER_ERROR_FILE, normalizer + " is '" + value + "', only 'nfc' is known");
         nfc = true;
     }
-    space = llama_vocab_type(vocab) == LLAMA_VOCAB_TYPE_SPM && (!find_metadata(KEY_SPACE, value) || value == "true");
+    read_space_prefix(architecture);
+}
+
+void Model::read_space_prefix(const std::string & architecture) {
+    if (llama_vocab_type(vocab) != LLAMA_VOCAB_TYPE_SPM) {
+        return;
+    }
+    std::string       value;
+    const std::string key = architecture + KEY_SPACE_PREFIX;
+    if (!find_metadata(KEY_ADD_SPACE, value) || value == "true") {
+        space = ALWAYS; // llama.cpp does it
+    } else if (find_metadata(key, value)) {
+        require(value == "first", CLOVER_ERROR_FILE, key + " is '" + value + "', only 'first' is known");
+        space = FIRST;
+    }
 }
 
 void Model::read_special_tokens() {
@@ -146,6 +160,9 @@ std::vector<int32_t> Model::tokenize(const std::string & given, bool parse_speci
     const std::string    text = utf8_replace(given);
     std::vector<int32_t> tokens;
     std::string          plain;
+    if (space == FIRST && !text.empty() && special_at(text, 0, parse_special) == nullptr) {
+        plain = " ";
+    }
     for (size_t i = 0; i < text.size();) {
         const Special * special = special_at(text, i, parse_special);
         if (special == nullptr) {
@@ -180,7 +197,7 @@ bool Model::is_plain(int32_t token) const {
 
 std::string Model::text(int32_t token, int32_t before, bool special) const {
     const std::string bytes = piece(token, special);
-    const bool        own   = space && is_plain(token) && !is_plain(before);
+    const bool        own   = is_plain(token) && (before == NO_TOKEN ? space != NEVER : space == ALWAYS && !is_plain(before));
     return own && bytes[0] == ' ' ? bytes.substr(1) : bytes;
 }
 

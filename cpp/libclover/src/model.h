@@ -42,10 +42,14 @@ class Model {
         bool        control;
     };
 
+    // Where the tokenizer puts a space of its own: nowhere, before the whole text, or also after every added token.
+    enum SpacePrefix { NEVER, FIRST, ALWAYS };
+
     std::string     piece(int32_t token, bool special) const;
     bool            is_plain(int32_t token) const; // a token that stands for part of a text, not an added one
     bool            find_metadata(const std::string & key, std::string & value) const;
     void            read_facts(const std::string & architecture);
+    void            read_space_prefix(const std::string & architecture);
     void            read_special_tokens();
     const Special * special_at(const std::string & text, size_t i, bool parse_special) const;
     void            tokenize_plain(const std::string & text, std::vector<int32_t> & tokens) const;
@@ -54,7 +58,7 @@ class Model {
     const llama_vocab *                                   vocab = nullptr;
     clover_model_info                                     facts = {};
     bool                                                  nfc   = false;
-    bool                                                  space = false; // is put before every plain text
+    SpacePrefix                                           space = NEVER;
     std::vector<int32_t>                                  banned_tokens;
     std::vector<std::vector<Special>>                     specials; // by first byte, longest first
     std::map<std::string, std::string>                    values;   // metadata handed out
