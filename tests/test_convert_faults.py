@@ -1,4 +1,4 @@
-"""Failures of clover-convert other than broken checkpoints: one clear error each, an older output untouched, memory that does not grow."""
+"""Failures of clover-convert beside broken checkpoints: one clear error each, an older output untouched, constant memory."""
 
 import json
 import os
