@@ -3,7 +3,7 @@
     from llama_memory import buffers
     buffers(library_folder, model, n_ctx=4096, n_window=64)     # {"KV": bytes, "RS": ..., "compute": ..., "output": ...}
 
-A causal pass of n_batch tokens and, where n_window is not 0, a block pass of n_window run first: buffers grow with the largest pass.
+A causal pass of n_batch tokens and, where n_window is not 0, a block pass of n_window positions run first: buffers grow with them.
 """
 
 import json

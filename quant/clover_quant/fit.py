@@ -16,13 +16,13 @@ PAD = 256  # llama.cpp rounds the context up to a multiple
 MOST_CONTEXT = 1 << 24  # libclover's own limit
 F32, F16 = 4, 2
 TOKEN_BYTES = 160  # of a token or merge in llama.cpp's tables; measured: 157 with the 303,323 of Qwen2's vocabulary
-PROCESS_BYTES = 32 << 20  # libraries, graphs, Python; measured: 27 MB beside clover-tiny
+PROCESS_BYTES = 64 << 20  # libraries, graphs, Python; measured: 47 MB beside clover-tiny's own
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 
 
 def parse_size(text):
     """Bytes of a size such as 16GB (10^9), 16GiB (2^30), 5G, 500M, 4096. Raises ArgumentError."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]I?)?B?", text.strip().upper())
+    match = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]+)?)\s*([KMGT]I?)?B?", text.strip().upper())
     size = int(float(match[1]) * UNITS[match[2] or ""]) if match else 0
     if not 0 < size < 2**63:
         raise ArgumentError(f"{text!r} is no size: give a number with K, M, G or T (or KiB, MiB, ...), such as 16GB")
