@@ -16,17 +16,16 @@ from clover_convert.folding import folded
 from clover_convert.safetensors import READABLE
 from clover_cpp.errors import CheckpointError
 
-PREFIXES = ("model.language_model.", "language_model.model.", "language_model.", "model.")
+PREFIX = re.compile(r"model\.language_model\.|language_model\.model\.|language_model\.|model\.|")
 # what a checkpoint may hold beyond the text model's weights -> names of its tensors
 MTP = "the multi-token-prediction layers"
 SKIPPED = {
-    "the vision tower": re.compile(r"(model\.)?(visual|vision_tower|vision_model|multi_modal_projector)\."),
-    MTP: re.compile(r"(model\.|language_model\.)*mtp\."),
-    "rotary frequencies (computed anew)": re.compile(r".*\.rotary_emb\.inv_freq$"),
-    "scales of activations and of the cache (both stay in full precision)": re.compile(
-        r".*([._](input|activation)_scale(_inv)?|\.[kv]_scale)$"
-    ),
+    "the vision tower": r"(model\.)?(visual|vision_tower|vision_model|multi_modal_projector)\.",
+    MTP: r"(model\.|language_model\.)*mtp\.",
+    "rotary frequencies (computed anew)": r".*\.rotary_emb\.inv_freq$",
+    "scales of activations and of the cache (which stay as they are)": r".*([._](input|activation)_scale(_inv)?|\.[kv]_scale)$",
 }
+ANY_SKIPPED = re.compile("|".join(f"({pattern})" for pattern in SKIPPED.values()))
 CONV = "linear_attn.conv1d.weight"  # MLX turns its last two dimensions round, and then stores the norms with the 1 added
 LAYER_NUMBER = re.compile(r"layers\.([0-9]{1,9})\.")
 
@@ -42,12 +41,14 @@ def _skipped(name, config):
     number = LAYER_NUMBER.match(_short(name))
     if number and 0 <= int(number[1]) - config.num_hidden_layers < config.mtp_layers:
         return MTP
-    return next((what for what, pattern in SKIPPED.items() if pattern.match(name)), None)
+    if not ANY_SKIPPED.match(name):
+        return None
+    return next(what for what, pattern in SKIPPED.items() if re.match(pattern, name))
 
 
 def _short(name):
     """A name without what goes before the text model's names."""
-    return name.removeprefix(next((prefix for prefix in PREFIXES if name.startswith(prefix)), ""))
+    return name[PREFIX.match(name).end() :]
 
 
 def value_head_order(c):
