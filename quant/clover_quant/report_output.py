@@ -2,6 +2,8 @@
 
 from clover_cpp.errors import ArgumentError, ResourceError
 
+SMALLEST = 1e-9  # divergence that the logarithmic axis shows
+
 # heading, and the text of an entry's figure
 COLUMNS = (
     ("file", lambda e: name(e)),
@@ -65,9 +67,16 @@ def plot(report, path):
     except ImportError as error:
         raise ResourceError('the plot needs matplotlib: pip install "clover-cpp[report]"') from error
     kinds = [kind for kind in ("causal", "block") if any(entry[kind] for entry in report["models"])]
-    figure = Figure(figsize=(6.5 * max(1, len(kinds)), 6), layout="constrained")
-    for axes, kind in zip(figure.subplots(1, max(1, len(kinds)), sharey=True, squeeze=False)[0], kinds, strict=False):
-        _points(axes, kind, [entry for entry in report["models"] if entry[kind]])
+    entries = sorted((entry for entry in report["models"] if entry["causal"]), key=lambda entry: -entry["bits_per_weight"])
+    rows = -(-len(entries) // 4)
+    figure = Figure(figsize=(6.5 * max(1, len(kinds)), 5.5 + 0.22 * rows), layout="constrained")
+    panels = figure.subplots(1, max(1, len(kinds)), sharey=True, squeeze=False)[0]
+    for axes, kind in zip(panels, kinds, strict=False):
+        axes.set(title=f"{kind} passes", xlabel="bits per weight", yscale="log")
+        axes.grid(True, which="major", alpha=0.4)
+        _points(axes, kind, entries)
+    panels[0].set_ylabel("KL divergence from the base, 99.9 % quantile (nats)")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=9)
     try:
         figure.savefig(path, dpi=110)
     except ValueError as error:
@@ -75,14 +84,14 @@ def plot(report, path):
 
 
 def _points(axes, kind, entries):
-    """One kind of pass. Points are numbered; the legend has their names, in order of size: labels at the points would overlap."""
-    entries = sorted(entries, key=lambda entry: -entry["bits_per_weight"])
+    """Points are numbered, names would overlap. What a name has before "+" gives the colour, triangles have more (an imatrix)."""
+    colors = {}
     for number, entry in enumerate(entries, 1):
-        x, y = entry["bits_per_weight"], max(entry[kind]["kld_99.9"], 1e-9)
-        marker = "^" if "imatrix" in name(entry) else "o"
-        axes.plot(x, y, marker, color=f"C{number % 10}", markersize=9, label=f"{number}  {name(entry)}")
-        axes.annotate(str(number), (x, y), xytext=(7, 5), textcoords="offset points", fontsize=10)
-    axes.set(title=f"{kind} passes", xlabel="bits per weight", yscale="log")
-    axes.set_ylabel("KL divergence from the base, 99.9 % quantile (nats)")
-    axes.grid(True, which="major", alpha=0.4)
-    axes.legend(fontsize=8, ncols=2, loc="upper right")
+        recipe, _, more = name(entry).partition("+")
+        color = colors.setdefault(recipe, f"C{len(colors) % 10}")
+        x, y = entry["bits_per_weight"], max(entry[kind]["kld_99.9"], SMALLEST)
+        axes.plot(x, y, "^" if more else "o", color=color, markersize=7, label=f"{number}  {name(entry)}", linestyle="")
+        axes.annotate(
+            str(number), (x, y), xytext=(-6, 0) if more else (6, 0), textcoords="offset points", fontsize=9,
+            ha="right" if more else "left", va="center",
+        )  # fmt: skip
