@@ -209,10 +209,14 @@ class Partial:
                 self._files[self._at[0]].truncate(self._at[1])  # on a full disk it makes room for the journal
             self.flush()
 
+    def _settle(self):
+        """Wait for the thread, which may be about to write the journal."""
+        self._thread.submit(lambda: None).result()
+
     def flush(self):
         """Bring all that is written to disk."""
         with self._errors():
-            self._thread.submit(lambda: None).result()
+            self._settle()
             for file in self._files:
                 os.fsync(file.fileno())
             self._write_journal()
@@ -221,6 +225,7 @@ class Partial:
         """Give the whole files their final names."""
         assert self.written == sum(self.sizes), (self.written, self.sizes)
         with self._errors(f" (it is whole in {self.path}: continue with --resume)"):
+            self.flush()
             for path, target in reversed(list(zip(self.paths, self.targets, strict=True))):
                 if path.exists():  # the first file last: it holds the lock
                     os.replace(path, target)
@@ -234,6 +239,7 @@ class Partial:
 
     def discard(self):
         """Delete the unfinished files."""
+        self._settle()
         for path in [*reversed(self.paths), self._new_journal, self.journal]:
             with contextlib.suppress(OSError):
                 path.unlink()
