@@ -187,9 +187,9 @@ def test_wrong_sizes(text):
         fit.parse_size(text)
 
 
-def command(*arguments):
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(str(ROOT / name) for name in ("quant", "bindings"))}
-    run = [sys.executable, "-m", "clover_quant", *map(str, arguments)]
+def command(*arguments, module="clover_quant"):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(str(ROOT / name) for name in ("convert", "quant", "bindings"))}
+    run = [sys.executable, "-m", module, *map(str, arguments)]
     return subprocess.run(run, env=environment, capture_output=True, text=True)
 
 
@@ -206,6 +206,19 @@ def test_command_prints_the_sum(library, bundled_gguf, tmp_path):
     name, needed = fit.choose(limit, 1000, plan)
     run = command("fit", path, "--context", 1000, "--fit", limit)
     assert (run.returncode, run.stderr) == (0, "") and run.stdout.startswith(f"{name} fits into ") and str(needed) in run.stdout
+
+
+def test_converter_takes_the_recipe_that_fits(library, tmp_path):
+    source, output = ROOT / "models" / "clover-tiny", tmp_path / "model.gguf"
+    convert(source, tmp_path / "q6_k.gguf", type="q6_k")
+    metadata, size = facts(tmp_path / "q6_k.gguf")
+    limit = fit.memory(metadata, size, 300).total
+    run = command(source, output, "--fit", limit, "--context", 300, module="clover_convert")
+    assert (run.returncode, run.stderr) == (0, "") and f"q6_k fits into {fit.size_text(limit)}: " in run.stdout
+    assert output.read_bytes() == (tmp_path / "q6_k.gguf").read_bytes()
+    output.unlink()
+    run = command(source, output, "--fit", "1M", module="clover_convert")
+    assert run.returncode == 1 and "no recipe fits into 1.00 MB" in run.stderr and not output.exists()
 
 
 def test_command_lists_recipes(library):
