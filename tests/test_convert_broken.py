@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import re
 import shutil
 import signal
@@ -14,7 +15,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from checkpoints import tiny_clover, tiny_qwen
+from clover_convert.checkpoint import Checkpoint
 from clover_convert.cli import main
+from clover_convert.conversion import prepare
+from clover_cpp.errors import CheckpointError
 from conftest import ROOT
 
 NORM = "model.layers.1.input_layernorm.weight"
@@ -420,7 +424,7 @@ def test_broken(originals, tmp_path, capsys, handlers, kind):
     check(kind, ended.value.code, *capsys.readouterr(), output)
 
 
-@pytest.mark.parametrize("kind", ["header nested too deep", "product overflows", "infinite", "a FIFO"])
+@pytest.mark.parametrize("kind", ["header nested too deep", "FP8 times scale beyond float32", "infinite", "a FIFO"])
 def test_broken_in_a_process_of_its_own(originals, tmp_path, kind):
     folder, output = broken(originals, tmp_path, kind)
     parts = os.pathsep.join(str(ROOT / part) for part in ("convert", "quant", "bindings"))
@@ -447,3 +451,51 @@ def test_bfloat16_beyond_float16(originals, tmp_path, capsys, handlers):
         if code:
             assert re.search(rf"{OUT}': a value is too large, 70144 is above 65504.*bf16", capsys.readouterr().err)
             assert os.listdir(tmp_path) == ["qwen"]
+
+
+VALUES = '[null, true, 0, -1, 3, 4294967296, 1e999, 2.5, "", "a\\nb", "\\ud800", [], {}, [[1]], {"a": 1}]'
+
+
+def damaged(rng, value):
+    """A JSON value with a few random changes: entries deleted, copied, counted up, replaced."""
+    value = json.loads(json.dumps(value))
+    for _ in range(rng.randint(1, 3)):
+        node, here = value, value
+        while isinstance(here, (dict, list)) and here:
+            node, key = here, rng.choice(list(here)) if isinstance(here, dict) else rng.randrange(len(here))
+            here = node[key]
+            if rng.random() < 0.3:
+                break
+        way = rng.randrange(4)
+        if way == 0:
+            del node[key]
+        elif way == 1 and isinstance(node, dict):
+            node[rng.choice([*node, "layers.0.x"])] = here
+        elif way == 2 and type(here) is int:
+            node[key] = here + rng.choice([-1, 1, 8])
+        else:
+            node[key] = rng.choice(json.loads(VALUES))
+    return value
+
+
+@pytest.mark.parametrize("part", ["config.json", "tokenizer_config.json", "header"])
+def test_random_damage(originals, tmp_path, part):
+    """Whatever is changed in the JSON parts: it is refused by one line, or can be planned."""
+    folder = shutil.copytree(originals / "fp8", tmp_path / "fp8")
+    raw = (folder / "model.safetensors").read_bytes()
+    end = 8 + struct.unpack("<Q", raw[:8])[0]
+    sound = json.loads(raw[8:end] if part == "header" else (folder / part).read_text())
+    refusals = 0
+    for seed in range(80):
+        text = json.dumps(damaged(random.Random(seed), sound)).encode()
+        if part == "header":
+            (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + raw[end:])
+        else:
+            (folder / part).write_bytes(text)
+        try:
+            with Checkpoint(folder) as checkpoint:
+                prepare(checkpoint)
+        except CheckpointError as error:
+            refusals += 1
+            assert "\n" not in str(error), seed
+    assert refusals > 20

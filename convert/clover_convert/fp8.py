@@ -49,8 +49,9 @@ class ScaledTensor:
         width = self.block[1]
         count = values.shape[1] // width
         blocks = values[:, : count * width].reshape(len(values), count, width)
-        blocks *= scales[:, :count, None]
-        values[:, count * width :] *= scales[:, count:]
+        with np.errstate(over="ignore"):  # the result is infinite, which is found like any other such value
+            blocks *= scales[:, :count, None]
+            values[:, count * width :] *= scales[:, count:]
         return values
 
 
