@@ -1,6 +1,7 @@
 """Sentencepiece vocabularies as transformers reads them: where its LlamaTokenizer puts spaces around control tokens."""
 
 import re
+import shutil
 
 import pytest
 from test_tokenizer_parity import CONTROLS, N, differing, train, write_settings
@@ -48,6 +49,37 @@ def test_as_transformers(folder, given, settings):
         wholes = [text for text in given if not SPLIT.search(text)]
         ids = [clover.tokenize(text) for text in wholes]
         assert not differing([clover.detokenize(tokens) for tokens in ids], [oracle.decode(tokens) for tokens in ids], wholes)
+
+
+@pytest.mark.parametrize("settings", [{"add_bos_token": True}, {"add_bos_token": False}, {}], ids=str)
+def test_beginning_of_text(folder, settings):
+    write_settings(folder, bos_token="<s>", chat_template="{{ bos_token }}|{{ messages[0].content }}|{{ eos_token }}", **settings)
+    output = folder.with_name(f"begin-{settings.get('add_bos_token')}.gguf")
+    convert(folder, output, type="f32")
+    oracle = LlamaTokenizer.from_pretrained(folder)
+    messages = [{"role": "user", "content": "one two"}]
+    with Clover(output, n_ctx=64) as clover:
+        list(clover.generate("one two", "ar", max_tokens=1))
+        assert clover.tokens[:-1] == oracle("one two").input_ids
+        assert clover.render(messages) == oracle.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        list(clover.generate(messages, "ar", max_tokens=1))
+        text = clover.render(messages)
+        assert clover.tokens[:-1] == oracle(text, add_special_tokens=False).input_ids
+
+
+@pytest.mark.parametrize(
+    "settings, options, message",
+    [
+        ({"add_bos_token": True}, {"bos_id": -1}, "no file names a beginning-of-text token"),
+        ({"add_eos_token": True}, {}, "add_eos_token is not supported"),
+    ],
+)
+def test_tokens_around_a_text_refused(folder, tmp_path, settings, options, message):
+    copy = shutil.copytree(folder, tmp_path / "checkpoint")
+    train(copy, True, **options)
+    write_settings(copy, **settings)
+    with pytest.raises(CheckpointError, match=message):
+        convert(copy, tmp_path / "none.gguf")
 
 
 def test_prefix_that_the_settings_contradict(folder):

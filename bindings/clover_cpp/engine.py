@@ -275,13 +275,21 @@ class Clover:
             call(out, -n)
         return out
 
+    def _bos(self):
+        """The token that begins a text, -1 where the vocabulary has none: only sentencepiece's do."""
+        number = self.metadata("tokenizer.ggml.bos_token_id")
+        return int(number) if number and self.metadata("tokenizer.ggml.model") == "llama" else -1
+
+    def _written(self, token):
+        return self.detokenize([token], special=True) if token >= 0 else ""
+
     def render(self, messages, tools=None, enable_thinking=False):
         """The prompt of messages ({"role": ..., "content": ...}) by the file's chat template."""
         source = self.metadata("tokenizer.chat_template")
         if not source:
             raise TemplateError("the model file has no chat template: give the prompt as text")
         eos = self.info.eos_token
-        names = {"eos_token": self.detokenize([eos], special=True) if eos >= 0 else "", "bos_token": ""}
+        names = {"eos_token": self._written(eos), "bos_token": self._written(self._bos())}
         return render(source, messages, tools, enable_thinking=enable_thinking, **names)
 
     def clear(self):
@@ -341,7 +349,8 @@ class Clover:
 
     def _prompt_tokens(self, prompt, tools, enable_thinking):
         if isinstance(prompt, str):
-            return self.tokenize(prompt)
+            begin = [self._bos()] if self.metadata("tokenizer.ggml.add_bos_token") == "true" else []
+            return begin + self.tokenize(prompt)
         if isinstance(prompt, bytes | bytearray | dict):
             raise ArgumentError(f"the prompt is a {type(prompt).__name__}; give a text, a list of messages, or token ids")
         prompt = list(prompt)

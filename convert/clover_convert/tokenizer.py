@@ -31,6 +31,8 @@ def tokenizer_metadata(checkpoint, config):
     ids = {token: i for i, token in enumerate(tokens)}
     sources = [checkpoint.config, checkpoint.config.get("text_config") or {}]
     special = _special_ids(ids, settings, [checkpoint.json("generation_config.json") or {}, *sources], named)
+    if ("tokenizer.ggml.add_bos_token", "bool", True) in metadata and "bos" not in special:
+        raise CheckpointError("tokenizer_config.json: add_bos_token is true, but no file names a beginning-of-text token")
     if config.block:
         special["mask"] = _mask_id(ids, settings, sources)
         if special["mask"] in [special[name] for name in ("eos", *MORE_ENDS) if name in special]:

@@ -45,6 +45,8 @@ def sentencepiece_metadata(checkpoint, settings, size):
     if not model.IsInitialized() or not model.pieces or not model.HasField("trainer_spec"):
         raise CheckpointError(f"{FILE} is damaged: not a sentencepiece model")
     _check_model(model)
+    if settings.get("add_eos_token"):
+        raise CheckpointError("tokenizer_config.json: add_eos_token is not supported: no answer can follow")
     entries = [(piece.piece, i, _type(piece, i)) for i, piece in enumerate(model.pieces)]
     added = _added_tokens(checkpoint, settings, entries)
     always, own = _space_prefix(model, settings, entries)

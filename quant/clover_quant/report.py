@@ -111,7 +111,7 @@ def _open(path, settings):
 
 
 def _check_same(path, base, other, tokens):
-    for name in ("n_vocab", "can_block", "block_size", "mask_token", "shift_logits"):
+    for name in ("n_vocab", "can_block", "block_size", "mask_token", "shift_logits", "n_params"):
         ours, theirs = getattr(other.info, name), getattr(base.info, name)
         if ours != theirs:
             raise ArgumentError(f"{path}: {name} is {ours}, the base's is {theirs}: not the same model")
