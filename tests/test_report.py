@@ -144,6 +144,7 @@ def test_tasks_are_answered_as_the_reference_decodes(bundled_gguf):
     assert found["tokens_per_step"] == sum(len(each.tokens) for each in decoded) / sum(each.passes for each in decoded)
 
 
+@pytest.mark.slow
 def test_the_commands_outputs(bundled_gguf, text, tmp_path):
     models = [quantize(bundled_gguf("f32"), tmp_path / f"{kind}.gguf", kind) for kind in ("Q8_0", "Q3_K_M")]
     (example,) = tasks.held_out("tools", 1, seed="report test")
@@ -220,6 +221,7 @@ def test_wrong_tasks_name_the_line(line, tmp_path):
         read_tasks(path)
 
 
+@pytest.mark.slow
 def test_commands_fail_in_one_line_and_leave_nothing(text, tmp_path):
     base, _ = model_files.clover()
     arguments = ["report", base, base, "--text", text, "--chunks", "1", "--context", "64", "--threads", "1", "--quiet"]
