@@ -143,13 +143,13 @@ enum clover_kv_type { CLOVER_KV_F16 = 0, CLOVER_KV_F32 = 1, CLOVER_KV_Q8_0 = 2 }
 enum clover_flash_attn { CLOVER_FLASH_ATTN_AUTO = -1, CLOVER_FLASH_ATTN_OFF = 0, CLOVER_FLASH_ATTN_ON = 1 };
 
 struct clover_session_params {
-    size_t  size;
-    int32_t n_ctx;      /* most tokens of prompt and answers; 0, or above the limit (the model's, or 2^24): that (default 4096) */
-    int32_t n_batch;    /* most prompt tokens evaluated in one pass (default 512) */
-    int32_t n_threads;  /* 0: all cores (default) */
-    int32_t kv_type;    /* enum clover_kv_type (default F16) */
-    int32_t flash_attn; /* enum clover_flash_attn (default auto; it works on F16 keys and values whatever kv_type) */
-    clover_imatrix * imatrix; /* gathers from all passes of the session, which are slower then (default NULL: none) */
+    size_t           size;
+    int32_t          n_ctx;      /* most tokens of prompt and answers; 0, or above the model's limit or 2^24: that (default 4096) */
+    int32_t          n_batch;    /* most prompt tokens evaluated in one pass (default 512) */
+    int32_t          n_threads;  /* 0: all cores (default) */
+    int32_t          kv_type;    /* enum clover_kv_type (default F16) */
+    int32_t          flash_attn; /* enum clover_flash_attn (default auto; it works on F16 keys and values whatever kv_type) */
+    clover_imatrix * imatrix;    /* gathers from all passes of the session, which are slower then (default NULL: none) */
 };
 
 CLOVER_API void clover_session_default_params(struct clover_session_params * params, size_t size);
