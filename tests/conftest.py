@@ -16,6 +16,20 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
+CONVERTER = {**os.environ, "PYTHONPATH": os.pathsep.join(str(ROOT / part) for part in ("convert", "quant", "bindings"))}
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoints(tmp_path_factory):
+    """A folder with the random checkpoints `qwen` and `clover`: float32, one tensor for each expert. Not to be changed."""
+    from checkpoints import tiny_clover, tiny_qwen
+
+    folder = tmp_path_factory.mktemp("checkpoints")
+    tiny_qwen(folder / "qwen")
+    tiny_clover(folder / "clover")
+    return folder
+
+
 @pytest.fixture(scope="session")
 def library():
     """Folder of the fork's libraries."""
@@ -29,15 +43,11 @@ def library():
 @pytest.fixture(scope="session")
 def plain_build():
     """Build folder of an unmodified llama.cpp from the same source: its libraries and llama-quantize."""
-    build = ROOT / "build" / "plain"
-    options = ["-DCLOVER_PLAIN=ON", "-DCLOVER_TOOLS=ON", f"-DPython3_EXECUTABLE={sys.executable}", "-Wno-dev"]
-    options.append(f"-DCLOVER_LLAMA_SRC:PATH={os.environ.get('CLOVER_LLAMA_SRC', '')}")
-    configure = ["cmake", "-S", ROOT / "cpp", "-B", build, "-G", "Ninja", *options]
-    for command in (configure, ["ninja", "-C", build, "libraries", "llama-quantize"]):
-        result = subprocess.run(command, capture_output=True, text=True)
-        if result.returncode:
-            pytest.fail(f"{command[0]}: {result.stdout[-2000:]}{result.stderr[-2000:]}")
-    return build
+    command = 'set -e; source "$1/scripts/setup.sh"; python=$2; setup_plain'
+    result = subprocess.run(["bash", "-c", command, "setup", ROOT, sys.executable], capture_output=True, text=True)
+    if result.returncode:
+        pytest.fail(f"{result.stdout[-2000:]}{result.stderr[-2000:]}")
+    return ROOT / "build" / "plain"
 
 
 @pytest.fixture(scope="session")

@@ -17,8 +17,9 @@ from safetensors.torch import load_file, save_file
 from checkpoints import tiny_clover, tiny_qwen
 from clover_convert.checkpoint import Checkpoint
 from clover_convert.cli import main
-from clover_convert.conversion import prepare
+from clover_convert.conversion import prepare, read
 from clover_cpp.errors import CheckpointError
+from clover_quant import recipes
 from conftest import ROOT
 
 NORM = "model.layers.1.input_layernorm.weight"
@@ -494,7 +495,7 @@ def test_random_damage(originals, tmp_path, part):
             (folder / part).write_bytes(text)
         try:
             with Checkpoint(folder) as checkpoint:
-                prepare(checkpoint)
+                prepare(read(checkpoint), recipes.load("q8_0"))
         except CheckpointError as error:
             refusals += 1
             assert "\n" not in str(error), seed

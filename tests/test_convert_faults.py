@@ -13,26 +13,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from checkpoints import tiny_clover, tiny_qwen
 from clover_convert import convert
 from clover_cpp.errors import ArgumentError, CheckpointError, ResourceError
-from conftest import ROOT
-
-ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(str(ROOT / part) for part in ("convert", "quant", "bindings"))}
-
-
-@pytest.fixture(scope="module")
-def originals(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("originals")
-    tiny_qwen(folder / "qwen")
-    tiny_clover(folder / "clover")
-    return folder
+from conftest import CONVERTER
 
 
 @pytest.fixture
-def use(originals, tmp_path):
+def use(tiny_checkpoints, tmp_path):
     """A function: name of an original checkpoint -> a copy to damage."""
-    return lambda name: shutil.copytree(originals / name, tmp_path / name)
+    return lambda name: shutil.copytree(tiny_checkpoints / name, tmp_path / name)
 
 
 def refused(folder, message, type="q8_0"):
@@ -142,7 +131,7 @@ def python(code, *arguments, **variables):
     """Run Python code with the converter importable; `arguments` are its sys.argv[1:]."""
     command = [sys.executable, "-c", code, *map(str, arguments)]
     variables = {name: str(int(value)) for name, value in variables.items()}
-    return subprocess.run(command, env={**ENVIRONMENT, **variables}, capture_output=True, text=True)
+    return subprocess.run(command, env={**CONVERTER, **variables}, capture_output=True, text=True)
 
 
 PARTIAL = ["model.gguf.partial", "model.gguf.partial.json"]
@@ -196,7 +185,7 @@ def test_terminated(use, tmp_path, number):
 
 def command(*arguments):
     run = [sys.executable, "-m", "clover_convert", *map(str, arguments)]
-    return subprocess.run(run, env=ENVIRONMENT, capture_output=True, text=True)
+    return subprocess.run(run, env=CONVERTER, capture_output=True, text=True)
 
 
 def test_command(use, tmp_path):
@@ -226,7 +215,7 @@ def test_command_reports_errors_on_one_line(use, tmp_path):
 def test_command_with_a_full_standard_output(use, tmp_path):
     run = [sys.executable, "-m", "clover_convert", use("qwen"), tmp_path / "model.gguf"]
     with open("/dev/full", "w") as full:
-        run = subprocess.run(run, env=ENVIRONMENT, stdout=full, stderr=subprocess.PIPE, text=True)
+        run = subprocess.run(run, env=CONVERTER, stdout=full, stderr=subprocess.PIPE, text=True)
     assert run.returncode == 1
     assert run.stderr == "clover-convert: error: cannot write to standard output: No space left on device\n"
 

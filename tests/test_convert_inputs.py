@@ -17,7 +17,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
-from checkpoints import tiny_clover, tiny_qwen
 from clover_convert import convert, fp8
 from clover_convert.checkpoint import Checkpoint
 from clover_convert.config import read_config
@@ -31,28 +30,19 @@ MATRICES = ("gate_proj", "up_proj", "down_proj")
 EXPERT = re.compile(r"(.*\.mlp\.)experts\.(\d+)\.(\w+)\.weight")
 
 
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory):
-    """A folder with the checkpoints `qwen` and `clover`: float32, one tensor for each expert."""
-    folder = tmp_path_factory.mktemp("plain")
-    tiny_qwen(folder / "qwen")
-    tiny_clover(folder / "clover")
-    return folder
-
-
 def written(folder, tensors, name="model.safetensors"):
     save_file({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, folder / name)
 
 
 @pytest.fixture
-def same(plain, tmp_path):
+def same(tiny_checkpoints, tmp_path):
     """A function: two functions that edit a checkpoint's dicts of tensors and config.json; their results convert to equal bytes."""
 
     def check(model, *edits, type="f32"):
         outputs = []
         for number, edit in enumerate(edits):
             folder = tmp_path / str(number) / model
-            shutil.copytree(plain / model, folder)
+            shutil.copytree(tiny_checkpoints / model, folder)
             tensors, config = load_file(folder / "model.safetensors"), json.loads((folder / "config.json").read_text())
             edit(tensors, config)
             written(folder, tensors)
@@ -216,16 +206,16 @@ def test_every_e4m3_code_is_as_in_torch(tmp_path):
     np.testing.assert_array_equal(tensor.rows(0, 256)[:, 0], codes.float().numpy())
 
 
-def test_rows_from_many_threads(plain):
+def test_rows_from_many_threads(tiny_checkpoints):
     """The file position is nobody's: what a thread reads does not depend on the others."""
-    with Checkpoint(plain / "qwen") as checkpoint, concurrent.futures.ThreadPoolExecutor(8) as pool:
-        wanted = load_file(plain / "qwen" / "model.safetensors")
+    with Checkpoint(tiny_checkpoints / "qwen") as checkpoint, concurrent.futures.ThreadPoolExecutor(8) as pool:
+        wanted = load_file(tiny_checkpoints / "qwen" / "model.safetensors")
         tensors = [tensor for tensor in checkpoint.open_tensors().values() if len(tensor.shape) == 2] * 10
         for tensor, rows in zip(tensors, pool.map(lambda t: t.rows(1, t.shape[0]), tensors), strict=True):
             np.testing.assert_array_equal(rows, wanted[tensor.name][1:].numpy())
 
 
-def test_what_is_skipped_is_said(same, plain):
+def test_what_is_skipped_is_said(same, tiny_checkpoints):
     def extra(tensors, config):
         config["num_nextn_predict_layers"] = 1
         config["mtp_num_hidden_layers"] = 0
@@ -246,12 +236,12 @@ def test_what_is_skipped_is_said(same, plain):
     assert {what.split()[1]: int(count) for what, count in said.items()} == {
         "vision": 2, "multi-token-prediction": 3, "frequencies": 1, "of": 3,
     }  # fmt: skip
-    with Checkpoint(plain / "qwen") as checkpoint:
+    with Checkpoint(tiny_checkpoints / "qwen") as checkpoint:
         assert skipped(checkpoint.open_tensors(), read_config(checkpoint.config)) == []
 
 
-def test_mtp_layers_that_are_not_declared_are_no_mtp_layers(plain):
-    with Checkpoint(plain / "qwen") as checkpoint:
+def test_mtp_layers_that_are_not_declared_are_no_mtp_layers(tiny_checkpoints):
+    with Checkpoint(tiny_checkpoints / "qwen") as checkpoint:
         tensors = dict(checkpoint.open_tensors())
         tensors["model.layers.4.eh_proj.weight"] = tensors["model.norm.weight"]
         with pytest.raises(CheckpointError, match="layer 4 is stored"):
@@ -262,9 +252,9 @@ def renamed(tensors, name, new):
     tensors[new] = dataclasses.replace(tensors.pop(name), name=new)
 
 
-def test_all_names_are_listed(plain):
+def test_all_names_are_listed(tiny_checkpoints):
     """What is unknown and what is missing comes in one message, shortened but complete."""
-    with Checkpoint(plain / "qwen") as checkpoint:
+    with Checkpoint(tiny_checkpoints / "qwen") as checkpoint:
         tensors = dict(checkpoint.open_tensors())
         config = read_config(checkpoint.config)
     for layer in range(4):
@@ -305,7 +295,7 @@ def test_folded_names_lose_and_add_none(seed):
     assert len(text) < sum(map(len, names))
 
 
-def test_fingerprint(plain, tmp_path):
+def test_fingerprint(tiny_checkpoints, tmp_path):
     """It changes with config.json, a header, a size or the time of the last change, and only then."""
 
     def fingerprint():
@@ -313,7 +303,7 @@ def test_fingerprint(plain, tmp_path):
             checkpoint.open_tensors()
             return checkpoint.fingerprint()
 
-    shutil.copytree(plain / "qwen", tmp_path / "qwen")
+    shutil.copytree(tiny_checkpoints / "qwen", tmp_path / "qwen")
     model, config = tmp_path / "qwen" / "model.safetensors", tmp_path / "qwen" / "config.json"
     seen = [fingerprint()]
     assert fingerprint() == seen[0]
@@ -327,7 +317,7 @@ def test_fingerprint(plain, tmp_path):
     assert len(set(seen)) == len(seen)
 
 
-def cached(plain, home, revision="main"):
+def cached(tiny_checkpoints, home, revision="main"):
     """A cache of huggingface_hub with the repository org/Tiny: files in `blobs`, links to them in a snapshot."""
     repo = home / "hub" / "models--org--Tiny"
     commit = hashlib.sha1(revision.encode()).hexdigest()
@@ -335,7 +325,7 @@ def cached(plain, home, revision="main"):
     for folder in (repo / "blobs", repo / "refs", snapshot):
         folder.mkdir(parents=True)
     (repo / "refs" / revision).write_text(commit)
-    for path in (plain / "qwen").iterdir():
+    for path in (tiny_checkpoints / "qwen").iterdir():
         blob = hashlib.sha256(path.read_bytes()).hexdigest()
         shutil.copy(path, repo / "blobs" / blob)
         (snapshot / path.name).symlink_to(f"../../blobs/{blob}")
@@ -351,12 +341,12 @@ def offline(home, folder, *arguments):
 
 
 @pytest.mark.parametrize("revision", ["main", "v1"])
-def test_repo_id(plain, tmp_path, revision):
-    commit = cached(plain, tmp_path / "home", revision)
+def test_repo_id(tiny_checkpoints, tmp_path, revision):
+    commit = cached(tiny_checkpoints, tmp_path / "home", revision)
     source = "org/Tiny" if revision == "main" else f"org/Tiny@{revision}"
     run = offline(tmp_path / "home", tmp_path, source, "hub.gguf")
     assert run.returncode == 0, run.stderr
-    shutil.copytree(plain / "qwen", tmp_path / "Tiny")
+    shutil.copytree(tiny_checkpoints / "qwen", tmp_path / "Tiny")
     convert(tmp_path / "Tiny", tmp_path / "folder.gguf")
     assert (tmp_path / "hub.gguf").read_bytes() == (tmp_path / "folder.gguf").read_bytes()
     assert gguf.GGUFReader(tmp_path / "hub.gguf").get_field("general.name").contents() == "Tiny"
@@ -364,16 +354,16 @@ def test_repo_id(plain, tmp_path, revision):
     assert run.returncode == 0, run.stderr
 
 
-def test_a_folder_goes_before_a_repo_id(plain, tmp_path):
-    cached(plain, tmp_path / "home")
+def test_a_folder_goes_before_a_repo_id(tiny_checkpoints, tmp_path):
+    cached(tiny_checkpoints, tmp_path / "home")
     (tmp_path / "org" / "Tiny").mkdir(parents=True)
     run = offline(tmp_path / "home", tmp_path, "org/Tiny", "out.gguf")
     assert run.returncode == 1 and "no config.json in org/Tiny" in run.stderr
 
 
 @pytest.mark.parametrize("source", ["org/Absent", "org/Tiny@v9", "org/a--b"])
-def test_neither_folder_nor_repo(plain, tmp_path, source):
-    cached(plain, tmp_path / "home")
+def test_neither_folder_nor_repo(tiny_checkpoints, tmp_path, source):
+    cached(tiny_checkpoints, tmp_path / "home")
     run = offline(tmp_path / "home", tmp_path, source, "out.gguf")
     assert run.returncode == 1 and run.stderr.count("\n") == 1, run.stderr
     assert f"error: {source}: no such folder, and as a repository: " in run.stderr

@@ -17,10 +17,9 @@ from clover_convert import convert
 from clover_cpp import Clover, ggml
 from clover_cpp.errors import ArgumentError, CheckpointError, ModelFileError
 from clover_quant import recipes
-from conftest import BUNDLED, ROOT
+from conftest import BUNDLED, CONVERTER
 from llama_run import run
 
-ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(str(ROOT / part) for part in ("convert", "quant", "bindings"))}
 OUT = "model.layers.0.linear_attn.out_proj.weight"
 TYPES = [name for name in ggml.NUMBERS if not name.startswith(("iq1", "iq2", "iq3_xxs"))]  # those need importance, or are slow
 NORM = "model.layers.1.input_layernorm.weight"
@@ -35,7 +34,7 @@ def qwen(tmp_path_factory):
 
 def command(*arguments):
     words = [sys.executable, "-m", "clover_convert", *map(str, arguments)]
-    return subprocess.run(words, env=ENVIRONMENT, capture_output=True, text=True)
+    return subprocess.run(words, env=CONVERTER, capture_output=True, text=True)
 
 
 def change(folder, target, edit):

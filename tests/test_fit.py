@@ -16,7 +16,7 @@ from llama_memory import buffers
 from checkpoints import tiny_qwen
 from clover_convert import convert
 from clover_convert.checkpoint import Checkpoint
-from clover_convert.conversion import prepare
+from clover_convert.conversion import prepare, read, targets
 from clover_cpp import ArgumentError, ModelFileError
 from clover_quant import fit, recipes
 from conftest import ROOT
@@ -43,12 +43,14 @@ def wide(library, tmp_path_factory):
         patch.setitem(slice35b.TEXT, "full_attention_interval", 2)
         checkpoint(folder / "checkpoint", 2)
     with Checkpoint(folder / "checkpoint") as opened:
-        job = prepare(opened, "bf16")
+        source, recipe = read(opened), recipes.load("bf16")
+        job = prepare(source, recipe)
     (shard,) = job.shards
     with open(folder / "model.gguf", "wb") as file:
         file.write(shard.header)
         file.truncate(shard.size)
-    return folder / "model.gguf", {key: value for key, _, value in job.metadata}, sum(target.size for target in job.targets)
+    metadata = {key: value for key, _, value in source.metadata(recipe.file_type)}
+    return folder / "model.gguf", metadata, sum(target.size for target in job.targets)
 
 
 def checkpoint(folder, layers):
@@ -129,11 +131,14 @@ def full_size(folder):
     """Function of a recipe's name: metadata and bytes of the tensors of all 40 layers of the 35B-A3B, never read."""
     made = checkpoint(folder / "full", 40)
 
+    with Checkpoint(made) as opened:
+        source = read(opened)
+
     @functools.cache
     def plan(name):
-        with Checkpoint(made) as opened:
-            job = prepare(opened, name)
-        return {key: value for key, _, value in job.metadata}, sum(target.size for target in job.targets)
+        recipe = recipes.load(name)
+        metadata = {key: value for key, _, value in source.metadata(recipe.file_type)}
+        return metadata, sum(target.size for target in targets(source, recipe))
 
     return plan
 

@@ -13,7 +13,7 @@ import pytest
 from checkpoints import tiny_clover, tiny_qwen
 from clover_convert import convert
 from clover_convert.checkpoint import Checkpoint
-from clover_convert.conversion import prepare
+from clover_convert.conversion import read, targets
 from clover_cpp import ArgumentError, ggml
 from clover_quant import recipes
 from clover_quant.imatrix import Imatrix
@@ -68,7 +68,7 @@ def theirs(model, kind, *options):
 
 def ours(checkpoint, kind, imatrix=None):
     with Checkpoint(checkpoint) as opened:
-        return {target.tensor.name: target.kind.name for target in prepare(opened, kind, imatrix).targets}
+        return {target.tensor.name: target.kind.name for target in targets(read(opened), recipes.load(kind), imatrix)}
 
 
 def assert_equal_but_for_kept(mine, other):
@@ -89,7 +89,7 @@ def test_types_are_those_of_llama_quantize(name, shape, models):
 def test_one_type_for_all_falls_back_as_in_llama_quantize(kind, shape, models):
     checkpoint, model = models(shape)
     file_type = {"q3_k": "q3_k_s", "q4_k": "q4_k_s", "q5_k": "q5_k_s", "iq2_s": "iq2_m", "mxfp4": "mxfp4_moe"}.get(kind, kind)
-    options = () if kind in recipes.FLOATS else ("--pure",)
+    options = () if ggml.types()[kind].block == 1 else ("--pure",)
     assert_equal_but_for_kept(ours(checkpoint, kind), theirs(model, file_type, *options))
 
 

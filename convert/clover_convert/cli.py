@@ -7,7 +7,7 @@ import sys
 import click
 
 from clover_convert.checkpoint import Checkpoint
-from clover_convert.conversion import prepare, run
+from clover_convert.conversion import prepare, read, run, targets
 from clover_convert.partial import partial_path
 from clover_convert.progress import shown
 from clover_convert.tensors import skipped
@@ -82,11 +82,11 @@ def main(
     say = (lambda text: None) if quiet else _say
     matrix = Imatrix.load(imatrix) if imatrix else None
     split = fit.parse_size(split_max_size) if split_max_size else None
+    size = fit.parse_size(limit) if limit else None
     with Checkpoint(checkpoint) as opened:
-        if limit:
-            job = _fitting(opened, fit.parse_size(limit), context, matrix, split, say)
-        else:
-            job = prepare(opened, outtype, matrix, split)
+        recipe = None if size else recipes.load(outtype)
+        source = read(opened)
+        job = prepare(source, recipe or _fitting(source, size, context, matrix, say), matrix, split)
         for line in skipped(opened.tensors, job.config):
             say(f"skipped: {line}")
         if dry_run:
@@ -111,17 +111,15 @@ def _ended(number, _):
     raise KeyboardInterrupt
 
 
-def _fitting(checkpoint, limit, context, matrix, split, say):
-    jobs = {}
-
+def _fitting(source, limit, context, matrix, say):
     def plan(name):
-        jobs[name] = job = prepare(checkpoint, name, matrix, split)
-        metadata = {key: value for key, _, value in job.metadata}
-        return metadata, sum(target.size for target in job.targets)
+        recipe = recipes.load(name)
+        metadata = {key: value for key, _, value in source.metadata(recipe.file_type)}
+        return metadata, sum(target.size for target in targets(source, recipe, matrix))
 
     name, needed = fit.choose(limit, context, plan)
     say(f"{name} fits into {fit.size_text(limit)}: {needed}")
-    return jobs[name]
+    return recipes.load(name)
 
 
 def _print_plan(job, say):

@@ -1,7 +1,7 @@
 """The conversion: read and check everything, then stream one tensor after the other into the output, in one pass."""
 
-import collections
 import concurrent.futures
+import contextlib
 import dataclasses
 import hashlib
 import itertools
@@ -14,23 +14,21 @@ from clover_convert.config import read_config
 from clover_convert.gguf_file import Entry, layout, padding, shard_names
 from clover_convert.metadata import model_metadata
 from clover_convert.partial import Partial
+from clover_convert.pipeline import in_order
 from clover_convert.tensors import plan
 from clover_convert.tokenizer import tokenizer_metadata
 from clover_convert.verification import Worst, verify_files
 from clover_cpp.errors import ArgumentError, CheckpointError, ModelFileError
 from clover_quant import recipes
 
-IN_FLIGHT = 3  # chunks for each thread that are read, quantised or wait to be written: what bounds the memory
-
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """All that is known before any tensor is read: metadata (key, kind, value), `chunks.Target`s, the output's `Shard`s."""
+    """All that is known before any tensor is read: `chunks.Target`s, the output's `Shard`s."""
 
     checkpoint: Checkpoint
     config: object
     recipe: recipes.Recipe
-    metadata: list
     targets: list
     shards: list
 
@@ -50,23 +48,43 @@ class Result:
     worst: Worst | None  # of the verification
 
 
-def prepare(checkpoint, type="q8_0", imatrix=None, split_max_size=None):
-    """The `Job` of converting an open `Checkpoint`; arguments and errors as for `convert`."""
-    recipe = type if isinstance(type, recipes.Recipe) else recipes.load(type)
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """What an open checkpoint holds, whatever it is converted to: `outputs` as `tensors.plan` gives them."""
+
+    checkpoint: Checkpoint
+    config: object
+    outputs: list
+    tokenizer: list
+
+    def metadata(self, file_type):
+        """Metadata (key, kind, value) of a file of llama.cpp's type number."""
+        return model_metadata(self.config, self.checkpoint.name, file_type) + self.tokenizer
+
+
+def read(checkpoint):
+    """The `Source` of an open `Checkpoint`; errors as for `convert`."""
     config = read_config(checkpoint.config)
-    outputs = plan(checkpoint.open_tensors(), config)
-    metadata = model_metadata(config, checkpoint.name, recipe.file_type) + tokenizer_metadata(checkpoint, config)
-    if imatrix is not None:
-        metadata += imatrix.metadata()
-    kinds = recipe.types(outputs, config.num_hidden_layers, imatrix)
-    targets = []
-    for output, kind in zip(outputs, kinds, strict=True):
+    return Source(checkpoint, config, plan(checkpoint.open_tensors(), config), tokenizer_metadata(checkpoint, config))
+
+
+def targets(source, recipe, imatrix=None):
+    """The `chunks.Target`s of a `Source` by a `Recipe`."""
+    found = []
+    for output, kind in zip(source.outputs, recipe.types(source.outputs, source.config.num_hidden_layers, imatrix), strict=True):
         importance = imatrix.importance(output.name, output.shape) if imatrix is not None and kind.block > 1 else None
         if kind.needs_importance and importance is None:
             raise ArgumentError(f"type {kind.name} needs importance, and the importance matrix has none for {output.name}")
-        targets.append(chunks.Target(output, kind, importance))
-    entries = [Entry(target.tensor.name, target.tensor.shape, target.kind.number, target.size) for target in targets]
-    return Job(checkpoint, config, recipe, metadata, targets, layout(metadata, entries, split_max_size))
+        found.append(chunks.Target(output, kind, importance))
+    return found
+
+
+def prepare(source, recipe, imatrix=None, split_max_size=None):
+    """The `Job` of converting a `Source` by a `Recipe`; arguments and errors as for `convert`."""
+    metadata = source.metadata(recipe.file_type) + (imatrix.metadata() if imatrix is not None else [])
+    found = targets(source, recipe, imatrix)
+    entries = [Entry(target.tensor.name, target.tensor.shape, target.kind.number, target.size) for target in found]
+    return Job(source.checkpoint, source.config, recipe, found, layout(metadata, entries, split_max_size))
 
 
 def convert(
@@ -96,22 +114,10 @@ def convert(
     verification finds a difference, ArgumentError for an unknown type, or a partial output that is in the way or was made from
     something else. Memory use does not depend on the size of the checkpoint.
     """
-    if isinstance(source, Checkpoint):
-        job = prepare(source, type, imatrix, split_max_size)
+    recipe = type if isinstance(type, recipes.Recipe) else recipes.load(type)
+    with contextlib.nullcontext(source) if isinstance(source, Checkpoint) else Checkpoint(source) as checkpoint:
+        job = prepare(read(checkpoint), recipe, imatrix, split_max_size)
         return run(job, output, imatrix, resume, verify, allow_non_finite, threads, progress)
-    with Checkpoint(source) as checkpoint:
-        return convert(
-            checkpoint,
-            output,
-            type,
-            imatrix=imatrix,
-            split_max_size=split_max_size,
-            resume=resume,
-            verify=verify,
-            allow_non_finite=allow_non_finite,
-            threads=threads,
-            progress=progress,
-        )
 
 
 def run(job, output, imatrix=None, resume=False, check=False, allow_non_finite=False, threads=0, progress=None):
@@ -175,24 +181,20 @@ def _parts(job):
 
 def _stream(job, start, allow_non_finite, threads):
     """(bytes, `chunks.Odd` by name) of each part from the byte `start` on, made by several threads ahead of the reader."""
-    waiting, at = collections.deque(), 0
     pool = concurrent.futures.ThreadPoolExecutor(threads, "quantise")
     try:
-        for size, part in _parts(job):
-            at += size
-            if at <= start or not size:
-                continue
-            if isinstance(part, chunks.Chunk):
-                waiting.append(pool.submit(chunks.encode, part, job.config, allow_non_finite))
-            else:
-                waiting.append((part, {}))
-            if len(waiting) > IN_FLIGHT * threads:
-                yield _done(waiting.popleft())
-        while waiting:
-            yield _done(waiting.popleft())
+        yield from in_order(pool, threads, _calls(job, start, allow_non_finite))
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def _done(item):
-    return item.result() if isinstance(item, concurrent.futures.Future) else item
+def _calls(job, start, allow_non_finite):
+    at = 0
+    for size, part in _parts(job):
+        at += size
+        if at <= start or not size:
+            continue
+        if isinstance(part, chunks.Chunk):
+            yield chunks.encode, part, job.config, allow_non_finite
+        else:
+            yield lambda data: (data, {}), part

@@ -14,36 +14,15 @@ SCALE_DTYPES = ("F32", "BF16", "F16")
 
 
 @dataclasses.dataclass(frozen=True)
-class ScaledTensor:
+class ScaledTensor(Tensor):
     """An E4M3 tensor with its scales: float32 [matrices, block rows, block columns], for blocks of `block` (rows, columns)."""
 
-    tensor: Tensor
     scales: np.ndarray
     block: tuple
 
-    @property
-    def name(self):
-        """Name of the tensor in the checkpoint."""
-        return self.tensor.name
-
-    @property
-    def dtype(self):
-        """As the file's header spells it."""
-        return self.tensor.dtype
-
-    @property
-    def shape(self):
-        """Shape of the tensor."""
-        return self.tensor.shape
-
-    @property
-    def row_length(self):
-        """Elements in a row, as `Tensor.row_length`."""
-        return self.tensor.row_length
-
     def rows(self, start, stop):
         """Rows as `Tensor.rows` gives them, times their scales: float32 [stop - start, row_length]."""
-        values = self.tensor.rows(start, stop)
+        values = super().rows(start, stop)
         matrix, row = np.divmod(np.arange(start, stop), _matrix(self.shape)[1])
         scales = self.scales[matrix, row // self.block[0]]
         width = self.block[1]
@@ -100,7 +79,7 @@ def _scaled(tensor, scale, block):
     wrong = values[~((values > 0) & (values < np.inf))]
     if wrong.size:
         raise CheckpointError(f"scale {scale.name!r} has {wrong.size} values that are not finite and above 0, as {wrong[0]:g}")
-    return ScaledTensor(tensor, np.broadcast_to(values, (matrices, *grid[1:])), size)
+    return ScaledTensor(**vars(tensor), scales=np.broadcast_to(values, (matrices, *grid[1:])), block=size)
 
 
 def _matrix(shape):

@@ -148,8 +148,10 @@ class Partial:
             return None
 
     def _write_journal(self):
-        text = json.dumps({"identity": self.identity, "written": self.written, "state": self.state})
-        self._replace_journal(text)
+        self._replace_journal(self._journal_text())
+
+    def _journal_text(self):
+        return json.dumps({"identity": self.identity, "written": self.written, "state": self.state})
 
     def _replace_journal(self, text):
         try:
@@ -192,8 +194,7 @@ class Partial:
         due = self.written - written >= SYNC_BYTES or time.monotonic() - seconds >= SYNC_SECONDS
         if due and not self._syncing:
             self._synced = time.monotonic(), self.written
-            text = json.dumps({"identity": self.identity, "written": self.written, "state": self.state})
-            self._syncing = self._thread.submit(self._sync, text)
+            self._syncing = self._thread.submit(self._sync, self._journal_text())
 
     def _sync(self, text):
         for file in self._files:

@@ -4,8 +4,9 @@ import contextlib
 import sys
 import time
 
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import DownloadColumn, TransferSpeedColumn
+
+from clover_quant.progress import bar
 
 SECONDS = 15  # between lines
 
@@ -18,11 +19,8 @@ def shown(name, quiet=False):
     elif not sys.stderr.isatty():
         yield _Lines(name)
     else:
-        columns = [TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn()]
-        columns += [TransferSpeedColumn(), TimeRemainingColumn()]
-        with Progress(*columns, console=Console(stderr=True)) as bar:
-            task = bar.add_task(name, total=None)
-            yield lambda done, total: bar.update(task, completed=done, total=total)
+        with bar(name, DownloadColumn(), TransferSpeedColumn()) as update:
+            yield update
 
 
 class _Lines:

@@ -1,6 +1,5 @@
 """Reading a written model back and comparing every tensor with its source."""
 
-import collections
 import concurrent.futures
 import dataclasses
 import os
@@ -8,6 +7,7 @@ import os
 import numpy as np
 
 from clover_convert.chunks import chunks, values
+from clover_convert.pipeline import in_order
 from clover_cpp import ggml
 from clover_cpp.errors import ModelFileError
 
@@ -74,14 +74,13 @@ def _check_frame(path, file, shard):
 
 
 def _ratios(pool, threads, file, offset, target, config, allow_non_finite):
-    pending = collections.deque()
-    for chunk in chunks(target):
-        pending.append(pool.submit(_ratio, file.fileno(), offset, chunk, config, allow_non_finite))
-        offset += chunk.size
-        if len(pending) > 2 * threads:
-            yield pending.popleft().result()
-    while pending:
-        yield pending.popleft().result()
+    def calls():
+        at = offset
+        for chunk in chunks(target):
+            yield _ratio, file.fileno(), at, chunk, config, allow_non_finite
+            at += chunk.size
+
+    return in_order(pool, threads, calls())
 
 
 def _ratio(descriptor, offset, chunk, config, allow_non_finite):

@@ -50,7 +50,6 @@ FALLBACK = {
 }  # fmt: skip
 
 OUTPUT, EMBEDDING = "output.weight", "token_embd.weight"
-FLOATS = ("f32", "f16", "bf16")
 LAYERS = re.compile(r"more|first ([1-9]\d{0,3})|first 1/([1-9]\d{0,3})")
 SHIPPED = importlib.resources.files("clover_quant") / "recipes"
 
@@ -119,7 +118,7 @@ class Recipe:
         if tensor.f32:
             return ggml.types()["f32"]
         kind = next((rule.type for rule in self.rules if rule.applies(name, n_layers, importance)), self.default)
-        if kind not in FLOATS and tensor.shape[-1] % ggml.types()[kind].block:
+        if tensor.shape[-1] % ggml.types()[kind].block:
             kind = FALLBACK.get(kind, kind)
             if tensor.shape[-1] % ggml.types()[kind].block:
                 kind = "f16"

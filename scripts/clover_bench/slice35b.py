@@ -15,6 +15,9 @@ import shutil
 
 import numpy as np
 
+from clover_convert.safetensors import E4M3
+from clover_cpp import ggml
+
 CHECKPOINT = pathlib.Path(__file__).parents[2] / "models" / "clover-tiny"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 SHARD_BYTES = 2_000_000_000
@@ -120,15 +123,12 @@ def tensors(layers, model, fp8):
 
 def bf16(values):
     """float32 to bfloat16 bits, rounded to nearest even: uint16."""
-    bits = values.view(np.uint32)
-    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+    return ggml.quantize(ggml.types()["bf16"], values.reshape(1, -1)).view(np.uint16)[0]
 
 
 def e4m3(values):
     """float32 to the nearest float8 e4m3 (finite ones only): uint8."""
-    codes = np.arange(0x7F, dtype=np.uint8)
-    exponent, mantissa = codes >> 3, codes & 7
-    positive = np.where(exponent, (1 + mantissa / 8) * 2.0 ** (exponent.astype(int) - 7), mantissa / 8 * 2.0**-6)
+    positive = E4M3[:0x7F]
     nearest = np.searchsorted((positive[1:] + positive[:-1]) / 2, np.abs(values)).astype(np.uint8)
     return nearest | (np.signbit(values).astype(np.uint8) << 7)
 
