@@ -74,7 +74,7 @@ def theirs(checkpoint, folder, outtype):
     source = upstream_converter()
     full, output = folder / "full.gguf", folder / "theirs.gguf"
     command = [sys.executable, "-c", UPSTREAM, source, source / "convert_hf_to_gguf.py"]
-    convert, memory = timed([*command, checkpoint, "--outtype", "bf16", "--outfile", full])
+    convert, memory = timed([*command, checkpoint, "--no-mtp", "--outtype", "bf16", "--outfile", full])
     quantize, more = timed([PLAIN / "bin" / "llama-quantize", full, output, outtype])
     size, scratch = output.stat().st_size, full.stat().st_size
     full.unlink()
@@ -96,6 +96,7 @@ def main():
     if not checkpoint.exists():
         print(f"making {checkpoint}", file=sys.stderr)
         slice35b.make(checkpoint, args.layers, "qwen")
+    WORK.mkdir(parents=True, exist_ok=True)
     results = {"ours": [], "upstream": []}
     with tempfile.TemporaryDirectory(dir=WORK) as folder:
         for _ in range(args.runs):
