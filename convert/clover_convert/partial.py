@@ -123,16 +123,15 @@ class Partial:
                 raise ArgumentError(f"{path} is shorter than {self.journal.name} says: delete it to start over")
             file.truncate(here)
             file.seek(here)
-        self._at = self._position()
 
     def _position(self):
         """(number of the file that the next byte goes to, bytes it has)."""
         left = self.written
         for number, size in enumerate(self.sizes):
             if left < size:
-                return [number, left]
+                return number, left
             left -= size
-        return [len(self.sizes), 0]
+        return len(self.sizes), 0
 
     def _check_identity(self, identity):
         differ = [key for key in {**self.identity, **identity} if self.identity.get(key) != identity.get(key)]
@@ -168,15 +167,13 @@ class Partial:
     def write(self, data):
         """Add bytes, which must not go beyond the file that they begin in."""
         with self._write_errors():
-            number, length = self._at
+            number, length = self._position()
             view = memoryview(data).cast("B")
             assert length + len(view) <= self.sizes[number], (number, length, len(view))
-            while view:
-                view = view[self._files[number].write(view) :]
-            self.written += len(data)
-            self._at[1] = length + len(data)
-            if self._at[1] == self.sizes[number]:
-                self._at = [number + 1, 0]
+            left = view
+            while left:
+                left = left[self._files[number].write(left) :]
+            self.written += len(view)  # the one place: an interruption before or after it leaves a consistent state
 
     def _write_errors(self):
         return self._errors(f" (the part written so far is kept in {self.path}: continue with --resume)")
@@ -206,8 +203,9 @@ class Partial:
         if not self.written:
             return self.discard()
         with contextlib.suppress(OSError, ResourceError):
-            if self._at[0] < len(self._files):
-                self._files[self._at[0]].truncate(self._at[1])  # on a full disk it makes room for the journal
+            number, length = self._position()
+            if number < len(self._files):
+                self._files[number].truncate(length)  # on a full disk it makes room for the journal
             self.flush()
 
     def _settle(self):
