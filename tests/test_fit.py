@@ -10,16 +10,16 @@ import sys
 
 import gguf
 import pytest
-from clover_bench import slice35b
-from llama_memory import buffers
 
 from checkpoints import tiny_qwen
+from clover_bench import slice35b
 from clover_convert import convert
 from clover_convert.checkpoint import Checkpoint
-from clover_convert.conversion import prepare, read, targets
+from clover_convert.conversion import outline, prepare, read
 from clover_cpp import ArgumentError, ModelFileError
 from clover_quant import fit, recipes
 from conftest import ROOT
+from llama_memory import buffers
 
 ROUNDING = 0.00501 * 2**20  # of the log's figures
 
@@ -49,8 +49,7 @@ def wide(library, tmp_path_factory):
     with open(folder / "model.gguf", "wb") as file:
         file.write(shard.header)
         file.truncate(shard.size)
-    metadata = {key: value for key, _, value in source.metadata(recipe.file_type)}
-    return folder / "model.gguf", metadata, sum(target.size for target in job.targets)
+    return folder / "model.gguf", *outline(source, recipe)
 
 
 def checkpoint(folder, layers):
@@ -130,17 +129,10 @@ def test_the_process_takes_no_more(model, library, bundled_gguf, wide):
 def full_size(folder):
     """Function of a recipe's name: metadata and bytes of the tensors of all 40 layers of the 35B-A3B, never read."""
     made = checkpoint(folder / "full", 40)
-
     with Checkpoint(made) as opened:
         source = read(opened)
 
-    @functools.cache
-    def plan(name):
-        recipe = recipes.load(name)
-        metadata = {key: value for key, _, value in source.metadata(recipe.file_type)}
-        return metadata, sum(target.size for target in targets(source, recipe))
-
-    return plan
+    return functools.cache(lambda name: outline(source, recipes.load(name)))
 
 
 def test_the_35b_shape(library, tmp_path):

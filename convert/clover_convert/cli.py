@@ -7,7 +7,7 @@ import sys
 import click
 
 from clover_convert.checkpoint import Checkpoint
-from clover_convert.conversion import prepare, read, run, targets
+from clover_convert.conversion import outline, prepare, read, run
 from clover_convert.partial import partial_path
 from clover_convert.progress import shown
 from clover_convert.tensors import skipped
@@ -112,12 +112,7 @@ def _ended(number, _):
 
 
 def _fitting(source, limit, context, matrix, say):
-    def plan(name):
-        recipe = recipes.load(name)
-        metadata = {key: value for key, _, value in source.metadata(recipe.file_type)}
-        return metadata, sum(target.size for target in targets(source, recipe, matrix))
-
-    name, needed = fit.choose(limit, context, plan)
+    name, needed = fit.choose(limit, context, lambda name: outline(source, recipes.load(name), matrix))
     say(f"{name} fits into {fit.size_text(limit)}: {needed}")
     return recipes.load(name)
 

@@ -79,6 +79,12 @@ def targets(source, recipe, imatrix=None):
     return found
 
 
+def outline(source, recipe, imatrix=None):
+    """(metadata, bytes of all tensors) of a `Source` by a `Recipe`, as `clover_quant.fit` asks for them."""
+    metadata = {key: value for key, _, value in source.metadata(recipe.file_type)}
+    return metadata, sum(target.size for target in targets(source, recipe, imatrix))
+
+
 def prepare(source, recipe, imatrix=None, split_max_size=None):
     """The `Job` of converting a `Source` by a `Recipe`; arguments and errors as for `convert`."""
     metadata = source.metadata(recipe.file_type) + (imatrix.metadata() if imatrix is not None else [])
