@@ -3,11 +3,9 @@
     from llama_memory import buffers
     buffers(library_folder, model, n_ctx=4096, n_window=64)     # {"KV": bytes, "RS": ..., "compute": ..., "output": ...}
 
-A causal pass of n_batch tokens and, where n_window is not 0 (the fork's library only), a shared pass of n_window causal and as many
-other positions run first: buffers grow with them.
+A causal pass of n_batch tokens and, where n_window is not 0, a block pass of n_window positions run first: buffers grow with them.
 """
 
-import ctypes
 import json
 import os
 import re
@@ -45,28 +43,30 @@ def main(path, n_ctx, n_window, n_batch):
     model = api.llama_model_load_from_file(path.encode(), params)
     params = api.llama_context_default_params()
     params.n_ctx = n_ctx
-    params.n_batch = params.n_ubatch = max(n_batch, 2 * n_window)
-    params.n_seq_max, params.n_rs_seq = 1, 0
+    params.n_batch = params.n_ubatch = max(n_batch, n_window)
+    params.n_seq_max, params.kv_unified, params.n_rs_seq = 2, True, 0
     params.n_outputs_max = max(n_window, 2)
     params.n_threads = params.n_threads_batch = 2
     params.flash_attn_type = -1
     context = api.llama_init_from_model(model, params)
+    memory = api.llama_get_memory(context)
     batch = api.llama_batch_init(params.n_batch, 0, 1)
 
-    def decode(start, n, wanted, run=api.llama_decode):
+    def decode(start, n, sequence, wanted):
         batch.n_tokens = n
         for i in range(n):
             batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = 5, start + i, 1, int(i >= n - wanted)
-            batch.seq_id[i][0] = 0
-        if run(context, batch):
+            batch.seq_id[i][0] = sequence
+        if api.llama_decode(context, batch):
             raise SystemExit("llama_decode failed")
 
-    room = min(n_ctx - 2 * n_window, n_batch)
-    decode(0, room, 1)
+    room = min(n_ctx - n_window, n_batch)
+    decode(0, room, 0, 1)
     if n_window:
-        shared = api.llama_cpp._lib.llama_clover_decode
-        shared.argtypes = [*api.llama_decode.argtypes, ctypes.c_int32]
-        decode(room, 2 * n_window, n_window, lambda *arguments: shared(*arguments, n_window))
+        api.llama_memory_seq_cp(memory, 0, 1, -1, -1)
+        api.llama_set_causal_attn(context, False)
+        decode(room, n_window, 1, n_window)
+        api.llama_memory_seq_rm(memory, 1, -1, -1)
     print(json.dumps(found))
 
 

@@ -3,12 +3,10 @@
     from llama_run import run
     logits = run(library_folder, model, [("causal", [1, 2, 3]), ("block", [4, 5]), ("causal", [4, 6])])
 
-Each pass is `causal` (on sequence 0, which it extends), `block` (non-causal, on a scratch copy of sequence 0, which stays as it
-is) or, with the fork's library, `shared`, [tokens, n_causal] (sequence 0 is extended by the first n_causal of them). Returns
-one float32 array [n, vocab] a pass. `greedy` continues with the argmax instead: [n] tokens.
+Each pass is `causal` (on sequence 0, which it extends) or `block` (non-causal, on a scratch copy of sequence 0, which stays as it
+is). Returns one float32 array [n, vocab] a pass. `greedy` continues with the argmax instead: [n] tokens.
 """
 
-import ctypes
 import json
 import os
 import pathlib
@@ -58,14 +56,14 @@ class Context:
         self.batch = api.llama_batch_init(size, 0, 1)
         self.length = 0
 
-    def evaluate(self, tokens, sequence, decode=None):
-        """Logits [n, vocab] of tokens after the context, on a sequence; decode: instead of llama_decode."""
+    def evaluate(self, tokens, sequence):
+        """Logits [n, vocab] of tokens after the context, on a sequence."""
         batch = self.batch
         batch.n_tokens = len(tokens)
         for i, token in enumerate(tokens):
             batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = token, self.length + i, 1, 1
             batch.seq_id[i][0] = sequence
-        if (decode or self.api.llama_decode)(self.context, batch):
+        if self.api.llama_decode(self.context, batch):
             raise SystemExit("llama_decode failed")
         rows = self.api.llama_get_logits(self.context)
         return np.ctypeslib.as_array(rows, (len(tokens), self.n_vocab)).copy()
@@ -81,14 +79,6 @@ class Context:
         self.api.llama_set_causal_attn(self.context, False)
         logits = self.evaluate(tokens, 1)
         self.api.llama_memory_seq_rm(self.memory, 1, -1, -1)
-        return logits
-
-    def shared(self, request):
-        tokens, n_causal = request
-        decode = self.api.llama_cpp._lib.llama_clover_decode
-        decode.argtypes = [*self.api.llama_decode.argtypes, ctypes.c_int32]
-        logits = self.evaluate(tokens, 0, lambda context, batch: decode(context, batch, n_causal))
-        self.length += n_causal
         return logits
 
     def greedy(self, request):

@@ -622,8 +622,7 @@ def test_c_program_on_the_header_alone(tmp_path, library):
 def evaluate(session, tokens, kind="causal", n=None, logits=None):
     array = (c.c_int32 * max(1, len(tokens)))(*tokens)
     n = len(tokens) if n is None else n
-    n_causal = n * native.PASSES[kind] if isinstance(kind, str) else kind
-    return session.lib.clover_session_evaluate(session.session, array, n, n_causal, logits)
+    return session.lib.clover_session_evaluate(session.session, array, n, native.PASSES.get(kind, kind), logits)
 
 
 def test_wrong_arguments_of_a_pass_change_nothing(session):

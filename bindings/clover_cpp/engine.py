@@ -307,8 +307,7 @@ class Clover:
 
         `kind` "causal": the tokens become part of the conversation; row i is of what follows token i. "block": up to twice the
         model's block size of positions, each a token or the mask token, after at least one token; nothing is kept. Row i is of
-        position i or, where `info.shift_logits`, of position i + 1. A number: the shared pass, so many tokens causal and kept,
-        then a block.
+        position i or, where `info.shift_logits`, of position i + 1.
         Raises ArgumentError, ContextFullError, UnsupportedError, BusyError; the conversation is then as it was.
         """
         tokens = list(tokens)
@@ -317,10 +316,10 @@ class Clover:
         return out
 
     def _evaluate(self, tokens, kind, out):
+        kind = _choice("kind", kind, native.PASSES)
         array, n = _array(tokens)
-        n_causal = n * _choice("kind", kind, native.PASSES) if isinstance(kind, str) else _integer("kind", kind)
         with interrupt.delayed(), self._open() as lib:
-            status = lib.clover_session_evaluate(self._session, array, n, n_causal, out)
+            status = lib.clover_session_evaluate(self._session, array, n, kind, out)
             self._turn += status == 0
         native.check(status)
 

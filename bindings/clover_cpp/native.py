@@ -29,7 +29,7 @@ FAILED = -(2**31)  # of the functions that return a count
 SPIN = "GOMP_SPINCOUNT", "1000"
 
 MODES = {"block": 0, "ar": 1}
-PASSES = {"block": 0, "causal": 1}  # part of the positions that is causal
+PASSES = {"block": 0, "causal": 1}
 KV_TYPES = {"f16": 0, "f32": 1, "q8_0": 2}
 FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}
 FINISH = (None, "stop", "stop_string", "length", "cancelled")

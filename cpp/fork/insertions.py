@@ -86,32 +86,6 @@ INSERTIONS = (
         "        return build_layer_attn_linear_block(inp, cur, il);\n"
         "    }\n",
     ),
-    # the shared pass: how many positions of a non-causal pass are causal, for graph and attention mask
-    ("src/llama-cparams.h", "    bool causal_attn;\n", AFTER, "    int32_t clover_n_causal = 0;\n"),
-    (
-        "src/llama-context.h",
-        "    void set_causal_attn(bool value);\n",
-        AFTER,
-        "    void clover_set_n_causal(int32_t n);\n",
-    ),
-    (
-        "src/llama-graph.h",
-        "            cparams.causal_attn             == other.cparams.causal_attn             &&\n",
-        AFTER,
-        "            cparams.clover_n_causal == other.cparams.clover_n_causal &&\n",
-    ),
-    ("src/llama-graph.cpp", '#include "llama-graph.h"\n', AFTER, '#include "models/clover-pass.h"\n'),
-    (
-        "src/llama-graph.cpp",
-        "void llm_graph_input_mem_hybrid::set_input(const llama_ubatch * ubatch) {\n"
-        "    mctx->get_attn()->set_input_k_idxs(inp_attn->self_k_idxs, ubatch);\n"
-        "    mctx->get_attn()->set_input_v_idxs(inp_attn->self_v_idxs, ubatch);\n\n"
-        "    mctx->get_attn()->set_input_kq_mask(inp_attn->self_kq_mask, ubatch, cparams.causal_attn);\n",
-        AFTER,
-        "    if (!cparams.causal_attn) {\n"
-        "        clover_mask_causal_rows(inp_attn->self_kq_mask, inp_attn->self_k_idxs, cparams.clover_n_causal);\n"
-        "    }\n",
-    ),
     # llama-quantize leaves the small tensors of the block pass alone
     (
         "src/llama-quant.cpp",

@@ -92,7 +92,7 @@ def changed_files(source):
                 raise OverlayError(f"{source} has no {name}: not a llama.cpp the fork fits")
             result[name] = path.read_text(encoding="utf-8")
         result[name] = insert(result[name], anchor, where, ours, name)
-    for path in sorted([*(HERE / "include").rglob("*"), *(HERE / "src").rglob("*")]):
+    for path in sorted((HERE / "src").rglob("*")):
         name = path.relative_to(HERE).as_posix()
         if path.is_file():
             if (source / name).exists():

@@ -1,7 +1,7 @@
 """What a model needs in memory, and the best recipe that fits.
 
-Counts what a session of libclover allocates by default (cpp/libclover/src/context.cpp): one sequence, keys and values
-in float16; 512 tokens at most in a pass; flash attention.
+Counts what a session of libclover allocates by default (cpp/libclover/src/context.cpp): two sequences, one of them scratch, that
+share keys and values in float16; 512 tokens at most in a pass; flash attention.
 """
 
 import dataclasses
@@ -10,6 +10,7 @@ import re
 from clover_cpp.errors import ArgumentError, ModelFileError
 from clover_quant import recipes
 
+SEQUENCES = 2
 BATCH = 512  # most tokens of a pass
 PAD = 256  # llama.cpp rounds the context up to a multiple
 MOST_CONTEXT = 1 << 24  # libclover's own limit
@@ -87,7 +88,7 @@ def memory(metadata, tensor_bytes, context):
     n_ctx = -(-min(context, get("context_length"), MOST_CONTEXT) // PAD) * PAD
     heads, inner, size = get("ssm.time_step_rank"), get("ssm.inner_size"), get("ssm.state_size")
     channels = inner + 2 * get("ssm.group_count") * size
-    state = n_recurrent * (heads * size * size + (get("ssm.conv_kernel") - 1) * channels) * F32
+    state = n_recurrent * SEQUENCES * (heads * size * size + (get("ssm.conv_kernel") - 1) * channels) * F32
     row = get("attention.head_count_kv") * (get("attention.key_length") + get("attention.value_length"))
     cache = (n_layers - n_recurrent) * n_ctx * row * F16
 

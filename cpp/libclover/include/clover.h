@@ -175,18 +175,18 @@ CLOVER_API int32_t clover_session_n_ctx(const clover_session * session);
 
 /* ---- one pass, for measurements ------------------------------------------------------------------------------ */
 
+enum clover_pass { CLOVER_PASS_BLOCK = 0, CLOVER_PASS_CAUSAL = 1 };
+
 /*
- * Evaluate n tokens (n >= 1) after the context, which is evaluated first where it was not yet, in one pass. logits: [n, n_vocab] of
- * each of them, row-major, or NULL.
- * The first n_causal of them become part of the context, as if fed; row i is of what follows token i.
- * The others, up to twice the model's block size, are denoised: each is a token or the mask token, sees the context, the causal ones
- * and its neighbours, and is not kept. Row i is of position i itself or, where the model has shift_logits, of position i + 1. At
- * least one token goes before them, and then n_causal has that limit too.
- * n_causal = n is the causal pass, 0 the block pass, what is between the shared pass.
+ * Evaluate n tokens (n >= 1) after the context, which is evaluated first where it was not yet. logits: [n, n_vocab] of each of
+ * them, row-major, or NULL.
+ * CLOVER_PASS_CAUSAL: the tokens become part of the context, as if fed; row i is of what follows token i.
+ * CLOVER_PASS_BLOCK: up to twice the model's block size of positions, each a token or the mask token, after at least one token;
+ * nothing is kept. Row i is of position i itself or, where the model has shift_logits, of position i + 1.
  * Drops an unfinished answer's undecided positions. Wrong arguments change nothing; if a pass fails, the session is cleared.
  */
-CLOVER_API clover_status clover_session_evaluate(clover_session * session, const int32_t * tokens, int32_t n_tokens,
-                                                 int32_t n_causal, float * logits);
+CLOVER_API clover_status clover_session_evaluate(clover_session * session, const int32_t * tokens, int32_t n_tokens, int32_t pass,
+                                                 float * logits);
 
 /* ---- importance of the weights' columns ---------------------------------------------------------------------- */
 

@@ -163,7 +163,7 @@ void Answer::denoise() {
     }
     {
         const Timer timer(stats.block_seconds);
-        context.shared(inputs.data(), wanted.get(), n, 0);
+        context.block(inputs.data(), wanted.get(), n);
     }
     stats.block_passes++;
     step_index++;

@@ -239,12 +239,12 @@ int32_t clover_session_n_ctx(const clover_session * session) {
     return session ? session->session.n_ctx() : 0;
 }
 
-clover_status clover_session_evaluate(clover_session * session, const int32_t * tokens, int32_t n_tokens,
-                                      int32_t n_causal, float * logits) {
+clover_status clover_session_evaluate(clover_session * session, const int32_t * tokens, int32_t n_tokens, int32_t pass,
+                                      float * logits) {
     return guarded([&] {
         require_given(session, "session");
         const clover::Session::Use use(session->session);
-        session->session.evaluate(tokens, n_tokens, n_causal, logits);
+        session->session.evaluate(tokens, n_tokens, pass, logits);
     });
 }
 

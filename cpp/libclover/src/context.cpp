@@ -1,7 +1,6 @@
 #include "context.h"
 
 #include "error.h"
-#include "llama-clover.h"
 #include "log.h"
 
 #include <algorithm>
@@ -10,6 +9,9 @@
 
 namespace clover {
 namespace {
+
+constexpr int32_t CONTEXT = 0;
+constexpr int32_t SCRATCH = 1;
 
 constexpr int32_t MAX_CONTEXT = 1 << 24; // llama.cpp's own bookkeeping of 2^30 tokens takes all memory before anything fails
 constexpr int32_t MAX_BATCH   = 1 << 16;
@@ -56,8 +58,9 @@ Context::Context(const Model & model, const clover_session_params & params, std:
 
     llama_context_params p = llama_context_default_params();
     p.n_ctx                = n_ctx;
-    p.n_batch = p.n_ubatch = std::max({ n_batch, 2 * n_window, n_rows }); // a shared pass is never split
-    p.n_seq_max            = 1;
+    p.n_batch = p.n_ubatch = std::max({ n_batch, n_window, n_rows }); // a block is never split
+    p.n_seq_max            = 2;
+    p.kv_unified           = true; // the copy of the context shares its keys and values
     p.n_rs_seq             = 0;
     p.n_outputs_max        = n_rows;
     p.n_threads = params.n_threads ? params.n_threads : std::clamp((int32_t)std::thread::hardware_concurrency(), 1, MAX_THREADS);
@@ -77,8 +80,7 @@ Context::Context(const Model & model, const clover_session_params & params, std:
             "a context of " + std::to_string(n_ctx) + " tokens cannot be made" + log.cause());
 }
 
-void Context::decode(const int32_t * tokens, const bool * wanted, int32_t n, int32_t n_causal) {
-    llama_seq_id                sequence = 0;
+void Context::decode(const int32_t * tokens, const bool * wanted, int32_t n, int32_t sequence) {
     std::vector<llama_pos>      positions(n);
     std::vector<int32_t>        counts(n, 1);
     std::vector<llama_seq_id *> sequences(n, &sequence);
@@ -95,14 +97,12 @@ void Context::decode(const int32_t * tokens, const bool * wanted, int32_t n, int
     batch.logits      = outputs.data();
 
     const LogCapture log;
-    const int32_t    status =
-        n_causal == n ? llama_decode(context.get(), batch) : llama_clover_decode(context.get(), batch, n_causal);
+    const int32_t    status = llama_decode(context.get(), batch);
     if (imatrix) {
         imatrix->check();
     }
     require(status == 0, status == -2 ? CLOVER_ERROR_MEMORY : CLOVER_ERROR_ENGINE,
             "evaluating " + std::to_string(n) + " tokens failed (llama_decode: " + std::to_string(status) + ")" + log.cause());
-    past += n_causal;
 }
 
 void Context::causal(const int32_t * tokens, int32_t n, bool logits, bool rows) {
@@ -110,22 +110,21 @@ void Context::causal(const int32_t * tokens, int32_t n, bool logits, bool rows) 
     std::fill_n(wanted.get(), n, rows);
     wanted[n - 1] |= logits;
     following.clear();
-    decode(tokens, wanted.get(), n, n);
+    llama_set_causal_attn(context.get(), true);
+    decode(tokens, wanted.get(), n, CONTEXT);
+    past += n;
     if (logits) {
         const float * last = row(n - 1);
         following.assign(last, last + vocab_size);
     }
 }
 
-void Context::shared(const int32_t * tokens, const bool * wanted, int32_t n, int32_t n_causal) {
-    if (n_causal > 0) {
-        following.clear();
-    }
-    decode(tokens, wanted, n, n_causal);
-    if (n_causal > 0 && wanted[n_causal - 1]) {
-        const float * last = row(n_causal - 1);
-        following.assign(last, last + vocab_size);
-    }
+void Context::block(const int32_t * tokens, const bool * wanted, int32_t n) {
+    llama_memory_t memory = llama_get_memory(context.get());
+    llama_memory_seq_cp(memory, CONTEXT, SCRATCH, -1, -1);
+    llama_set_causal_attn(context.get(), false);
+    decode(tokens, wanted, n, SCRATCH);
+    llama_memory_seq_rm(memory, SCRATCH, -1, -1);
 }
 
 const float * Context::row(int32_t i) const {

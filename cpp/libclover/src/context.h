@@ -11,7 +11,8 @@
 
 namespace clover {
 
-// Whatever a block pass or the block part of a shared pass denoises, nothing of it is kept.
+// Sequence 0 holds the context. A block pass runs on sequence 1, a copy of it that is dropped afterwards: whatever was
+// denoised, the context's state stays as the last causal pass left it.
 class Context {
   public:
     // imatrix: observes the passes; may be NULL.
@@ -31,10 +32,9 @@ class Context {
     // Logits [n_vocab] of what follows the context; nullptr if the last causal pass was not asked for them.
     const float * next() const { return following.empty() ? nullptr : following.data(); }
 
-    // The shared pass (llama-clover.h) of n positions, the first n_causal of which become part of the context, as by causal();
-    // the others, 1 to max_window(), see it and each other. wanted [n]: row(i) is needed; of the last causal one it is next()
-    // as well.
-    void shared(const int32_t * tokens, const bool * wanted, int32_t n, int32_t n_causal);
+    // Evaluates n positions after the context, n <= max_window(), with attention in both directions; nothing is kept.
+    // wanted [n]: row(i) is needed.
+    void block(const int32_t * tokens, const bool * wanted, int32_t n);
 
     // Logits [n_vocab] of position i of the last pass.
     const float * row(int32_t i) const;
@@ -42,7 +42,7 @@ class Context {
     void clear();
 
   private:
-    void decode(const int32_t * tokens, const bool * wanted, int32_t n, int32_t n_causal);
+    void decode(const int32_t * tokens, const bool * wanted, int32_t n, int32_t sequence);
 
     std::shared_ptr<Imatrix>                                  imatrix; // longer than the context that calls it
     std::unique_ptr<llama_context, void (*)(llama_context *)> context;

@@ -35,26 +35,24 @@ void Session::require_valid(const int32_t * more, int32_t n) const {
                 std::to_string(all.size()));
 }
 
-void Session::evaluate(const int32_t * more, int32_t n, int32_t n_causal, float * logits) {
+void Session::evaluate(const int32_t * more, int32_t n, int32_t pass, float * logits) {
+    require(pass == CLOVER_PASS_CAUSAL || pass == CLOVER_PASS_BLOCK, CLOVER_ERROR_ARGUMENT,
+            "pass " + std::to_string(pass) + " is not one of enum clover_pass");
     require(n > 0 && more != nullptr, CLOVER_ERROR_ARGUMENT, "the tokens to evaluate are missing");
-    require(n_causal >= 0 && n_causal <= n, CLOVER_ERROR_ARGUMENT,
-            std::to_string(n_causal) + " causal positions of a pass of " + std::to_string(n));
-    const int32_t n_block = n - n_causal;
-    if (n_block > 0) {
+    const bool block = pass == CLOVER_PASS_BLOCK;
+    if (block) {
         require(model->info().can_block, CLOVER_ERROR_UNSUPPORTED, "this model has no block pass");
-        require(std::max(n_block, n_causal) <= context.max_window(), CLOVER_ERROR_ARGUMENT,
-                std::to_string(std::max(n_block, n_causal)) + " positions are too many for a block pass, which takes " +
+        require(n <= context.max_window(), CLOVER_ERROR_ARGUMENT,
+                std::to_string(n) + " positions are too many for a block pass, which takes " +
                     std::to_string(context.max_window()));
-        require(!all.empty() || n_causal > 0, CLOVER_ERROR_ARGUMENT, "a block pass follows a context: feed or evaluate at least one token first");
+        require(!all.empty(), CLOVER_ERROR_ARGUMENT, "a block pass follows a context: feed or evaluate at least one token first");
     }
     require_valid(more, n);
     answer.reset();
     try {
-        if (n_block > 0) {
+        if (block) {
             evaluate_causal(nullptr, 0);
-            all.insert(all.end(), more, more + n_causal);
-            n_fed += n_causal;
-            evaluate_shared(more, n, n_causal, logits);
+            evaluate_block(more, n, logits);
         } else {
             all.insert(all.end(), more, more + n);
             n_fed += n;
@@ -81,10 +79,10 @@ void Session::evaluate_causal(float * logits, int32_t n) {
     }
 }
 
-void Session::evaluate_shared(const int32_t * more, int32_t n, int32_t n_causal, float * logits) {
+void Session::evaluate_block(const int32_t * more, int32_t n, float * logits) {
     const std::unique_ptr<bool[]> wanted(new bool[n]());
     std::fill_n(wanted.get(), n, logits != nullptr);
-    context.shared(more, wanted.get(), n, n_causal);
+    context.block(more, wanted.get(), n);
     for (int32_t i = 0; logits != nullptr && i < n; i++) {
         logits = std::copy_n(context.row(i), context.n_vocab(), logits);
     }

@@ -22,7 +22,7 @@ class Session {
     void check(const clover_generate_params & params) const { Answer::check(*model, context, params); }
 
     // logits [n, n_vocab], or NULL: not wanted. If it fails while evaluating, the session is cleared.
-    void evaluate(const int32_t * more, int32_t n, int32_t n_causal, float * logits);
+    void evaluate(const int32_t * more, int32_t n, int32_t pass, float * logits);
 
     void begin(const clover_generate_params & params);
     bool step(); // true: the answer is finished
@@ -47,7 +47,7 @@ class Session {
   private:
     void require_valid(const int32_t * more, int32_t n) const;
     void evaluate_causal(float * logits, int32_t n);
-    void evaluate_shared(const int32_t * more, int32_t n, int32_t n_causal, float * logits);
+    void evaluate_block(const int32_t * more, int32_t n, float * logits);
     void publish(const clover_stats & stats);
 
     std::shared_ptr<const Model> model;
