@@ -1,5 +1,6 @@
 """The overlay: what it makes, and how it fails."""
 
+import os
 import subprocess
 import sys
 
@@ -53,6 +54,17 @@ def test_a_second_run_writes_nothing_and_a_file_gone_upstream_goes(source, tmp_p
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*.h")} == before
     assert not (out / "src" / "old.cpp").exists()
     assert (out / "notes.txt").read_text() == "mine"
+
+
+def test_a_file_that_is_upstreams_again_is_newer_than_what_was_built_of_it(source, tmp_path):
+    out = tmp_path / "out"
+    command(out, "--source", source)
+    changed = out / "src" / "llama.cpp"
+    changed.write_text("// as another commit's insertions made it\n")
+    os.utime(source / "src" / "llama.cpp", (0, 0))
+    os.utime(changed, (1000, 1000))
+    command(out, "--source", source)
+    assert changed.read_text() == "// llama\n" and changed.stat().st_mtime > 1000
 
 
 def test_a_folder_of_something_else_is_left_alone(source, tmp_path):

@@ -8,6 +8,7 @@ content changes are written, so that a build in OUTPUT stays incremental.
 """
 
 import argparse
+import filecmp
 import hashlib
 import os
 import pathlib
@@ -119,9 +120,9 @@ def write(source, output, changes):
     made.write_text("\n".join(sorted(old | files.keys() | changes.keys())), encoding="utf-8")
     for name, path in files.items():
         target = output / name
-        if name not in changes and not (target.exists() and stamp(target) == stamp(path)):
+        if name not in changes and not (target.exists() and filecmp.cmp(path, target, shallow=False)):
             target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(path, target)
+            shutil.copyfile(path, target)  # with a new time stamp: what was built of its predecessor is out of date
     for name, content in changes.items():
         target = output / name
         if not target.exists() or target.read_text(encoding="utf-8") != content:
@@ -130,12 +131,6 @@ def write(source, output, changes):
     for name in old - files.keys() - changes.keys():
         (output / name).unlink(missing_ok=True)
     made.write_text("\n".join(sorted(files.keys() | changes.keys())), encoding="utf-8")
-
-
-def stamp(path):
-    """Size and time stamp of a file: equal ones mean an unchanged copy."""
-    status = path.stat()
-    return status.st_size, status.st_mtime_ns
 
 
 def make(output, source, plain):
