@@ -18,13 +18,15 @@ import model_files
 import pytest
 
 import clover_cpp
-from clover_cpp import Clover, Step, Text
+from clover_cpp import Clover, Step, Text, native
 from clover_cpp.template import render
 from clover_tiny import tasks
 from clover_tiny.tokenizer import Renderer
 from conftest import BUNDLED, ROOT
 
 pytestmark = pytest.mark.usefixtures("library")
+
+HEADER = ROOT / "cpp" / "libclover" / "include" / "clover.h"
 
 
 @pytest.fixture(scope="module")
@@ -219,6 +221,19 @@ def test_errors_have_their_classes(clover, tmp_path):
     for error in vars(clover_cpp).values():
         if isinstance(error, type) and issubclass(error, Exception):
             assert issubclass(error, clover_cpp.CloverError)
+
+
+def test_a_library_of_another_version_is_refused(tmp_path):
+    source, number = tmp_path / "other.c", int(re.search(r"#define CLOVER_API_NUMBER (\d+)", HEADER.read_text())[1])
+    assert number == native.API_NUMBER
+    for code, found in ((f"int clover_api_number(void) {{ return {number + 1}; }}", number + 1), ("int clover_version;", 0)):
+        source.write_text(code)
+        subprocess.run(["cc", "-shared", "-fPIC", "-o", tmp_path / native.library_path().name, source], check=True)
+        environment = {**os.environ, "PYTHONPATH": str(ROOT / "bindings"), "CLOVER_LIB_PATH": str(tmp_path)}
+        run = [sys.executable, "-m", "clover_cpp", "info", "model.gguf"]
+        done = subprocess.run(run, env=environment, capture_output=True, text=True)
+        assert done.returncode == 1 and f"another version of clover.cpp (interface {found}, needed: {number})" in done.stderr
+        assert done.stderr.count("\n") == 1
 
 
 def test_missing_library_is_named(tmp_path):

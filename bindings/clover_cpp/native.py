@@ -22,6 +22,7 @@ ERRORS = {
     6: errors.BusyError,
     7: errors.EngineError,
 }
+API_NUMBER = 1  # CLOVER_API_NUMBER of the header that this module describes
 FAILED = -(2**31)  # of the functions that return a count
 
 # GNU OpenMP's threads spin at every barrier, which costs a hundredfold where another program wants a core too. Measured with
@@ -155,6 +156,7 @@ _P, _I32 = c.c_void_p, c.c_int32
 FUNCTIONS = {  # name: (result, arguments), as in clover.h
     "clover_last_error": (c.c_char_p, []),
     "clover_version": (c.c_char_p, []),
+    "clover_api_number": (_I32, []),
     "clover_model_default_params": (None, [c.POINTER(ModelParams), c.c_size_t]),
     "clover_model_load": (c.c_int, [c.c_char_p, c.POINTER(ModelParams), c.POINTER(_P)]),
     "clover_model_free": (None, [_P]),
@@ -208,12 +210,24 @@ def library():
     try:
         with folder:
             lib = c.CDLL(str(path))
+        _check_number(path, lib)
         for name, (result, arguments) in FUNCTIONS.items():
             function = getattr(lib, name)
             function.restype, function.argtypes = result, arguments
     except (OSError, AttributeError) as error:
         raise errors.ResourceError(f"{path} cannot be used: {error}") from error
     return lib
+
+
+def _check_number(path, lib):
+    try:
+        number = lib.clover_api_number()
+    except AttributeError:
+        number = 0
+    if number != API_NUMBER:
+        raise errors.ResourceError(
+            f"{path} was built from another version of clover.cpp (interface {number}, needed: {API_NUMBER}): build it anew"
+        )
 
 
 def last_error():

@@ -81,6 +81,12 @@ CLOVER_API const char * clover_last_error(void);
 /* Version of this library, "major.minor.patch". */
 CLOVER_API const char * clover_version(void);
 
+/* The number of this interface. It is raised by every change that callers compiled for the one before would not survive. */
+#define CLOVER_API_NUMBER 1
+
+/* CLOVER_API_NUMBER of the header that the library was built with: one loaded at run time should be asked. */
+CLOVER_API int32_t clover_api_number(void);
+
 /* ---- model -------------------------------------------------------------------------------------------------- */
 
 struct clover_model_params {

@@ -123,6 +123,10 @@ const char * clover_version(void) {
     return CLOVER_VERSION;
 }
 
+int32_t clover_api_number(void) {
+    return CLOVER_API_NUMBER;
+}
+
 void clover_model_default_params(clover_model_params * params, size_t size) {
     write_struct(params, size, model_defaults());
 }

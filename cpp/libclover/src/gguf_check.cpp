@@ -529,7 +529,9 @@ std::string check_gguf(const std::string & path) {
     const Metadata meta         = read_metadata(in, n_kv);
     const auto     architecture = meta.strings.find("general.architecture");
     if (architecture == meta.strings.end()) {
-        in.fail("it names no architecture");
+        const auto number = meta.integers.find("split.no");
+        const bool later  = number != meta.integers.end() && number->second.at(0) > 0;
+        in.fail(later ? "a later file of several: give the first one's name" : "it names no architecture");
     }
     if (architecture->second != "clover" && architecture->second != "qwen35moe") {
         in.fail("architecture '" + architecture->second + "' is not supported (needed: clover or qwen35moe)");
