@@ -64,14 +64,17 @@ def test_no_folder(use):
 
 def test_output_at_fault(use, tmp_path):
     folder = use("qwen")
-    with pytest.raises(CheckpointError, match="no folder"):
+    with pytest.raises(ArgumentError, match=f"there is no folder {tmp_path / 'absent'}$"):
         convert(folder, tmp_path / "absent" / "model.gguf")
-    with pytest.raises(CheckpointError, match="is a folder"):
+    (tmp_path / "dangling").symlink_to(tmp_path / "absent" / "model.gguf")
+    with pytest.raises(ArgumentError, match=f"there is no folder {tmp_path / 'absent'}$"):
+        convert(folder, tmp_path / "dangling")
+    with pytest.raises(ArgumentError, match="is a folder"):
         convert(folder, tmp_path)
     os.mkfifo(tmp_path / "fifo")
-    with pytest.raises(CheckpointError, match="no regular file"):
+    with pytest.raises(ArgumentError, match="no regular file"):
         convert(folder, tmp_path / "fifo")
-    with pytest.raises(ResourceError, match="File name too long"):
+    with pytest.raises(ArgumentError, match="File name too long"):
         convert(folder, tmp_path / ("a" * 300))
     with pytest.raises(CheckpointError, match="File name too long"):
         convert(tmp_path / ("a" * 300), tmp_path / "model.gguf")
@@ -86,7 +89,7 @@ def test_output_is_a_file_of_the_checkpoint(use, tmp_path, name):
     before = (folder / name).read_bytes()
     (tmp_path / "link.gguf").symlink_to(folder / name)
     for output in (folder / name, tmp_path / "link.gguf"):
-        with pytest.raises(CheckpointError, match="file of the checkpoint"):
+        with pytest.raises(ArgumentError, match=f"it is the input {folder / name}"):
             convert(folder, output)
         assert (folder / name).read_bytes() == before
 

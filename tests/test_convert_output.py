@@ -99,13 +99,23 @@ def test_split_files_run_in_the_fork(library, tmp_path):
     assert answers[0] == answers[1] != ""
 
 
+def test_shards_that_the_user_might_not_expect_are_named(qwen, tmp_path):
+    run = command(qwen, tmp_path / "m.gguf", "--outtype", "q4_k", "--split-max-size", "100K")
+    count = len(shards(tmp_path))
+    assert run.returncode == 0 and re.search(rf"warning: \d+ of {count} files are larger than --split-max-size", run.stderr)
+    run = command(qwen, tmp_path / "m.gguf", "--outtype", "q4_k", "--split-max-size", "50M", "--quiet")
+    assert not run.stderr  # one file, another name
+    run = command(qwen, tmp_path / "m.gguf", "--outtype", "q4_k", "--split-max-size", "2M")
+    assert run.returncode == 0 and f"m-00001-of-{count:05d}.gguf is of a split into another number of files" in run.stderr
+
+
 def test_one_file_is_no_split(qwen, tmp_path):
     run = command(qwen, tmp_path / "m.gguf", "--split-max-size", "5G")
     assert run.returncode == 0 and os.listdir(tmp_path) == ["m.gguf"]
     assert gguf.GGUFReader(tmp_path / "m.gguf").get_field("split.count") is None
 
 
-@pytest.mark.parametrize("size", ["0", "5X", "-1", "G", "1e9"])
+@pytest.mark.parametrize("size", ["", "0", "5X", "-1", "G", "1e9"])
 def test_sizes_that_are_none(qwen, tmp_path, size):
     run = command(qwen, tmp_path / "m.gguf", f"--split-max-size={size}")
     assert run.returncode in (1, 2) and run.stderr.count("\n") == 1 and repr(size) in run.stderr
@@ -123,7 +133,18 @@ def whole_but_unnamed(checkpoint, output, type, **options):
 
     with pytest.raises(KeyboardInterrupt):
         convert(checkpoint, output, type, progress=progress, **options)
-    return output.with_name(output.name + ".partial")
+
+
+def verify_damaged(checkpoint, output, type, damage):
+    """Convert and verify; between the two, the function `damage` changes what was written."""
+    moments = []
+
+    def progress(done, total):
+        if done == total and not moments:
+            moments.append(done)
+            damage(output.with_name(output.name + ".partial"))
+
+    convert(checkpoint, output, type, verify=True, progress=progress)
 
 
 def flip(path, offset, bits):
@@ -139,8 +160,10 @@ def test_verification_accepts_what_is_whole_and_finds_a_damaged_scale(qwen, tmp_
     """Random weights are within the bounds; a block whose scale lost or won its highest exponent bit is not."""
     kind = ggml.types()[type]
     pure = recipes.Recipe("pure", "", 0, type)
-    part = whole_but_unnamed(qwen, tmp_path / "m.gguf", pure)
-    tensor = next(t for t in gguf.GGUFReader(part).tensors if t.name == "blk.2.ffn_down_exps.weight")
+    output = tmp_path / "m.gguf"
+    result = convert(qwen, output, pure, verify=True)
+    assert result.worst.ratio <= 1 and (type == "f32" or result.worst.ratio > 0.1)
+    tensor = next(t for t in gguf.GGUFReader(output).tensors if t.name == "blk.2.ffn_down_exps.weight")
     assert tensor.tensor_type == kind.number
     raw = tensor.data.reshape(-1).view(np.uint8)[: kind.block_bytes]
     values = ggml.dequantize(kind, raw, kind.block)
@@ -150,35 +173,33 @@ def test_verification_accepts_what_is_whole_and_finds_a_damaged_scale(qwen, tmp_
         other[place] ^= 0x40
         changed.append(np.abs(ggml.dequantize(kind, other, kind.block) - values).max())
     place = int(np.nan_to_num(changed, posinf=1e30).argmax())
-    sound = part.read_bytes()
-    flip(part, tensor.data_offset + place, 0x40)
+    output.unlink()
     with pytest.raises(ModelFileError, match=r"tensor 'blk.2.ffn_down_exps.weight' differs from its source"):
-        convert(qwen, tmp_path / "m.gguf", pure, resume=True, verify=True)
+        verify_damaged(qwen, output, pure, lambda part: flip(part, tensor.data_offset + place, 0x40))
     assert not os.listdir(tmp_path)
-    result = convert(qwen, tmp_path / "m.gguf", pure, verify=True)
-    assert (tmp_path / "m.gguf").read_bytes() == sound
-    assert result.worst.ratio <= 1 and (type == "f32" or result.worst.ratio > 0.1)
 
 
 @pytest.mark.parametrize("type", ["q8_0", "q4_k", "q2_k", "mxfp4", "bf16", "f32"])
 def test_verification_finds_exchanged_rows(qwen, tmp_path, type):
     pure = recipes.Recipe("pure", "", 0, type)
-    part = whole_but_unnamed(qwen, tmp_path / "m.gguf", pure)
-    tensor = next(t for t in gguf.GGUFReader(part).tensors if t.name == "blk.1.attn_qkv.weight")
-    size = ggml.types()[type].row_bytes(256)
-    start = tensor.data_offset + 5 * size
-    raw = bytearray(part.read_bytes())
-    raw[start : start + 2 * size] = raw[start + size : start + 2 * size] + raw[start : start + size]
-    part.write_bytes(raw)
+
+    def exchange(part):
+        tensor = next(t for t in gguf.GGUFReader(part).tensors if t.name == "blk.1.attn_qkv.weight")
+        size = ggml.types()[type].row_bytes(256)
+        start = tensor.data_offset + 5 * size
+        with open(part, "r+b") as file:
+            file.seek(start)
+            first, second = file.read(size), file.read(size)
+            file.seek(start)
+            file.write(second + first)
+
     with pytest.raises(ModelFileError, match="tensor 'blk.1.attn_qkv.weight' differs"):
-        convert(qwen, tmp_path / "m.gguf", pure, resume=True, verify=True)
+        verify_damaged(qwen, tmp_path / "m.gguf", pure, exchange)
 
 
 def test_verification_reads_the_header(qwen, tmp_path):
-    part = whole_but_unnamed(qwen, tmp_path / "m.gguf", "q8_0")
-    flip(part, 40, 1)
     with pytest.raises(ModelFileError, match="the header differs"):
-        convert(qwen, tmp_path / "m.gguf", resume=True, verify=True)
+        verify_damaged(qwen, tmp_path / "m.gguf", "q8_0", lambda part: flip(part, 40, 1))
     assert not os.listdir(tmp_path)
 
 
@@ -209,6 +230,32 @@ def test_dry_run_reads_no_weights_and_counts_files(qwen, tmp_path):
     shown = command(folder, tmp_path / "m.gguf", "--dry-run", "--split-max-size", "1M")
     assert shown.returncode == 0 and re.search(r"bytes in \d+ files$", shown.stdout.strip())
     assert os.listdir(tmp_path) == ["nan"]
+
+
+def test_dry_run_looks_at_the_output(qwen, tmp_path):
+    for output, message in (
+        (tmp_path, "is a folder"),
+        (tmp_path / "absent" / "m.gguf", "no folder"),
+        (qwen / "config.json", "input"),
+    ):
+        run = command(qwen, output, "--dry-run")
+        assert (run.returncode, run.stdout, run.stderr.count("\n")) == (1, "", 1) and message in run.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["m.gguf", "--fit", "1GB", "--outtype", "q4_k_m"], "--outtype"),
+        (["m.gguf", "--context", "300"], "--fit"),
+        (["m.gguf", "--fit", ""], "'' is no size"),
+        (["-"], "standard output"),
+    ],
+)
+def test_options_that_would_be_without_effect(qwen, tmp_path, arguments, message):
+    run = subprocess.run(
+        [sys.executable, "-m", "clover_convert", qwen, *arguments], env=CONVERTER, capture_output=True, text=True, cwd=tmp_path
+    )
+    assert run.returncode in (1, 2) and message in run.stderr and run.stderr.count("\n") == 1 and not os.listdir(tmp_path)
 
 
 def test_names_as_llama_writes_them(qwen, tmp_path):

@@ -133,6 +133,34 @@ def test_damaged_journals(checkpoint, tmp_path, journal):
         convert(checkpoint, tmp_path / "m.gguf", resume=True)
 
 
+@pytest.mark.parametrize(
+    "key, value",
+    [("written", 3), ("written", True), ("written", 1.5), ("written", 10**12), ("state", {"not finite": 3}), ("checksum", 0)],
+)
+def test_changed_journals(checkpoint, tmp_path, key, value):
+    interrupted(checkpoint, tmp_path / "m.gguf")
+    path = tmp_path / "m.gguf.partial.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
+    with pytest.raises(ArgumentError, match="m.gguf.partial.*delete it to start over"):
+        convert(checkpoint, tmp_path / "m.gguf", resume=True)
+    assert not (tmp_path / "m.gguf").exists()
+
+
+@pytest.mark.parametrize("split", [None, 500_000])
+@pytest.mark.parametrize("place", [4, 5000, 400_000, -1])
+def test_a_damaged_part_is_not_continued(checkpoint, tmp_path, place, split):
+    interrupted(checkpoint, tmp_path / "m.gguf", 0.7, split_max_size=split)
+    part = tmp_path / "m.gguf.partial"
+    raw = bytearray(part.read_bytes())
+    raw[place % len(raw)] ^= 1
+    part.write_bytes(raw)
+    with pytest.raises(ArgumentError, match="m.gguf.partial or its journal is damaged: delete it to start over"):
+        convert(checkpoint, tmp_path / "m.gguf", resume=True, split_max_size=split)
+    part.unlink()
+    convert(checkpoint, tmp_path / "m.gguf", resume=True, split_max_size=split)
+    assert not list(tmp_path.glob("*.partial*"))
+
+
 def test_a_part_that_lost_its_end(checkpoint, tmp_path):
     interrupted(checkpoint, tmp_path / "m.gguf")
     os.truncate(tmp_path / "m.gguf.partial", 1000)

@@ -218,6 +218,18 @@ def test_converter_takes_the_recipe_that_fits(library, tmp_path):
     assert run.returncode == 1 and "no recipe fits into 1.00 MB" in run.stderr and not output.exists()
 
 
+def test_a_split_model_is_all_its_files(library, bundled_gguf, tmp_path):
+    convert(ROOT / "models" / "clover-tiny", tmp_path / "s.gguf", type="bf16", split_max_size=2_000_000)
+    first, second, *_ = sorted(tmp_path.iterdir())
+    assert command("fit", first).stdout == command("fit", bundled_gguf("bf16")).stdout
+    assert command("fit", first, "--fit", "100MB").stdout == command("fit", bundled_gguf("bf16"), "--fit", "100MB").stdout != ""
+    assert "a later file of several" in command("fit", second).stderr
+    second.unlink()
+    assert f"{second}: No such file" in command("fit", first).stderr
+    first = first.rename(tmp_path / "first.gguf")
+    assert "but its name is not one of those" in command("fit", first).stderr
+
+
 def test_command_lists_recipes(library):
     run = command("recipes")
     assert run.returncode == 0 and [line.split()[0] for line in run.stdout.splitlines()] == recipes.by_rank()
@@ -238,10 +250,12 @@ def test_command_errors_are_one_line(library, bundled_gguf, tmp_path):
         (("fit", tmp_path / "keyless.gguf"), 1, "has no clover.ssm.inner_size"),
         (("fit", bundled_gguf("f32"), "--fit", "16GB"), 1, "take a BF16 one"),
         (("fit", bundled_gguf("bf16"), "--fit", "16XB"), 1, "'16XB' is no size"),
+        (("fit", bundled_gguf("bf16"), "--fit", ""), 1, "'' is no size"),
         (("fit", bundled_gguf("bf16"), "--fit", "1M"), 1, "no recipe fits into 1.00 MB"),
         (("fit", bundled_gguf("bf16"), "--context", "0"), 2, "--context"),
         (("recipes", "nix"), 1, "no recipe 'nix'"),
         (("nonsense",), 2, "nonsense"),
+        ((), 2, "Missing command"),
     ):
         run = command(*arguments)
         assert (run.returncode, run.stdout, run.stderr.count("\n")) == (code, "", 1), run.stderr

@@ -1,8 +1,10 @@
 """Importance matrices: sums against the inputs that PyTorch's modules see, files against the gguf package and llama-quantize."""
 
 import contextlib
+import shutil
 import subprocess
 import sys
+import warnings
 
 import gguf
 import model_files
@@ -11,11 +13,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from clover_cpp import ArgumentError, Clover, EngineError, Importance, UnsupportedError
+from checkpoints import tiny_clover
+from clover_convert import convert
+from clover_cpp import ArgumentError, Clover, EngineError, Importance, ModelFileError, UnsupportedError, ggml
 from clover_quant.collection import collect
 from clover_quant.imatrix import Imatrix
 from clover_quant.passes import Walk
-from conftest import ROOT
+from conftest import CONVERTER, ROOT
 
 pytestmark = pytest.mark.usefixtures("library")
 
@@ -197,9 +201,11 @@ def test_the_file_is_llama_cpps(tmp_path, bundled_gguf, text):
             assert tensor.name.endswith("ssm_conv1d.weight"), tensor.name
 
 
-def write(path, **tensors):
+def write(path, keys=(), **tensors):
     writer = gguf.GGUFWriter(path, "imatrix")
     writer.add_type("imatrix")
+    for key, kind, value in keys:
+        getattr(writer, f"add_{kind}")(key, value)
     for name, data in tensors.items():
         writer.add_tensor(name.replace("__", "."), np.asarray(data, np.float32))
     writer.write_header_to_file()
@@ -252,9 +258,23 @@ def test_damaged_files_give_one_error(tmp_path):
         {"w__in_sum2": [[1, np.nan]], "w__counts": [[1]]},
         {"w__in_sum2": [[1, -1]], "w__counts": [[1]]},
         {"w__other": [[1, -1]]},
+        {"w__in_sum2": [[1, 3e38]], "w__counts": [[1]]},
+        {"w__in_sum2": [[1, 1]], "w__counts": [[1e-38]]},
+        {"w__in_sum2": [[1, 3e38]], "w__counts": [[1e-38]]},
+        {},
     ):
-        with pytest.raises(ArgumentError):
+        with warnings.catch_warnings(), pytest.raises(ArgumentError):
+            warnings.simplefilter("error")
             Imatrix.load(write(path, **tensors))
+    for key in (
+        ("imatrix.chunk_count", "int32", -1),
+        ("imatrix.chunk_count", "uint64", 2**32),
+        ("imatrix.chunk_count", "string", "3"),
+        ("imatrix.datasets", "string", "text"),
+        ("imatrix.datasets", "array", [1, 2]),
+    ):
+        with pytest.raises(ArgumentError, match=key[0]):
+            Imatrix.load(write(path, [key], w__in_sum2=[[1, 2]], w__counts=[[1]]))
     random = np.random.default_rng(0)
     for _ in range(200):
         damaged = bytearray(good)
@@ -292,3 +312,82 @@ def test_one_collector_is_of_one_model(bundled_gguf):
         with pytest.raises(EngineError, match="another model"):
             clover.evaluate(draw(1, 5))
         assert clover.tokens == []
+
+
+def command(module, *arguments):
+    return subprocess.run([sys.executable, "-m", module, *map(str, arguments)], env=CONVERTER, capture_output=True, text=True)
+
+
+def test_a_matrix_that_would_be_empty_is_not_written(tmp_path, text):
+    path = model_files.clover()[0]
+    with pytest.raises(ArgumentError, match="context of 32 tokens has no block passes"):
+        collect(path, text, context=32, mode="block", threads=1)
+    done = command("clover_quant", "imatrix", path, text, "-o", tmp_path / "i.gguf", "--mode", "block", "--context", "32")
+    assert done.returncode == 1 and "no block passes" in done.stderr and not (tmp_path / "i.gguf").exists()
+
+
+def test_the_output_is_looked_at_before_the_work(tmp_path, text):
+    model = shutil.copy(model_files.clover()[0], tmp_path / "model.gguf")
+    before = {path: path.read_bytes() for path in (model, text)}
+    (tmp_path / "link").symlink_to(text)
+    for output, message in (
+        (model, "it is the input"),
+        (text, "it is the input"),
+        (tmp_path / "link", "it is the input"),
+        (tmp_path, "is a folder"),
+        (tmp_path / "absent" / "i.gguf", "no folder"),
+    ):
+        done = command("clover_quant", "imatrix", model, text, "-o", output, "--context", "10000000")  # too long, said later
+        assert done.returncode == 1 and message in done.stderr and done.stderr.count("\n") == 1
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_the_converter_wants_a_matrix_of_this_model(tmp_path):
+    folder, output = tmp_path / "m", tmp_path / "out.gguf"
+    tiny_clover(folder)
+    other = write(tmp_path / "other.gguf", w__in_sum2=np.ones((1, 64)), w__counts=[[1]])
+    with pytest.raises(ArgumentError, match="other.gguf: none of its entries is of a tensor of this model"):
+        convert(folder, output, "q4_0", imatrix=Imatrix.load(other))
+    n = 64
+    some = write(
+        tmp_path / "some.gguf",
+        **{"blk__0__attn_gate__weight__in_sum2": np.ones((1, n)), "blk__0__attn_gate__weight__counts": [[1]]},
+    )
+    done = command("clover_convert", folder, output, "--outtype", "q4_0", "--imatrix", some)
+    assert done.returncode == 0 and "the importance matrix has nothing of " in done.stderr, done.stderr
+    before = some.read_bytes()
+    done = command("clover_convert", folder, some, "--outtype", "q4_0", "--imatrix", some)
+    assert done.returncode == 1 and "it is the input" in done.stderr and some.read_bytes() == before
+    recipe = tmp_path / "mine.toml"
+    recipe.write_text('description = ""\nfile_type = "Q8_0"\ndefault = "q8_0"\n')
+    done = command("clover_convert", folder, recipe, "--outtype", recipe)
+    assert done.returncode == 1 and "it is the input" in done.stderr and "description" in recipe.read_text()
+    shard = shutil.copy(some, tmp_path / "s-00001-of-00002.gguf")
+    dry = command("clover_convert", folder, tmp_path / "s.gguf", "--outtype", "q4_0", "--split-max-size", "100K", "--dry-run")
+    count = int(dry.stdout.split()[-2])
+    shard = shard.rename(tmp_path / f"s-{1:05d}-of-{count:05d}.gguf")
+    done = command(
+        "clover_convert", folder, tmp_path / "s.gguf", "--outtype", "q4_0", "--split-max-size", "100K", "--imatrix", shard
+    )
+    assert done.returncode == 1 and "it is the input" in done.stderr and shard.read_bytes() == before
+
+
+@pytest.mark.parametrize("type", ["q4_0", "q4_k", "q2_k", "q3_k", "q6_k", "iq3_s", "iq4_xs", "iq2_xs"])
+@pytest.mark.parametrize("mean", [1e-38, 1e20])
+def test_the_smallest_and_the_largest_importance_give_finite_weights(type, mean):
+    random = np.random.default_rng(0)
+    rows = random.standard_normal((4, 256)).astype(np.float32) * 1000
+    kind = ggml.types()[type]
+    found = ggml.dequantize(kind, ggml.quantize(kind, rows, np.full(256, mean, np.float32)), 256)
+    assert np.isfinite(found).all()
+    if mean > 1:
+        assert np.abs(found - rows).max() < np.abs(rows).max()
+
+
+def test_later_files_of_a_split_model_are_told_apart(tmp_path, text, library):
+    tiny_clover(tmp_path / "m")
+    convert(tmp_path / "m", tmp_path / "s.gguf", "q8_0", split_max_size=500_000)
+    first, second, *_ = sorted(tmp_path.glob("s-*.gguf"))
+    with pytest.raises(ModelFileError, match="a later file of several"):
+        collect(second, text, threads=1)
+    assert collect(first, text, context=64, count=1, threads=1).sums

@@ -193,11 +193,28 @@ BROKEN = {
     "importance": (HEAD + "rules = " + RULE.format('type = "q8_0", importance = 1'), "rule 1: 'importance' must be a bool"),
 }
 NEVER = {
-    "mistyped": ('{ match = "blk.*.ffn_dwn*", type = "q8_0" }', "rule 1: 'blk.*.ffn_dwn*' matches no matrix"),
-    "a float32 tensor": ('{ match = "blk.*.ssm_alpha.weight", type = "q8_0" }', "rule 1: 'blk.*.ssm_alpha.weight' matches no"),
+    "mistyped": ('{ match = "blk.*.ffn_dwn*", type = "q8_0" }', "rule 1: 'blk.*.ffn_dwn*' decides about no matrix"),
+    "a float32 tensor": (
+        '{ match = "blk.*.ssm_alpha.weight", type = "q8_0" }',
+        "rule 1: 'blk.*.ssm_alpha.weight' decides about no",
+    ),
     "taken before": (
         '{ match = "*", type = "q8_0" }, { match = "output.weight", type = "q6_k" }',
-        "rule 2: 'output.weight' matches no",
+        "rule 2: 'output.weight' decides about no",
+    ),
+    "of no layer": ('{ match = "output.weight", layers = "more", type = "q8_0" }', "rule 1: 'output.weight' decides about no"),
+    "taken in all layers": (
+        '{ match = "blk.*", layers = "first 99", type = "q8_0" }, { match = "blk.0.*", type = "q6_k" }',
+        "rule 2: 'blk.0.*' decides about no",
+    ),
+    "twice": (
+        '{ match = "blk.*", type = "q8_0" }, { match = "blk.*", type = "q8_0" }',
+        "rule 2: 'blk.*' decides about no",
+    ),
+    "taken with and without importance": (
+        '{ match = "*", importance = true, type = "q8_0" }, { match = "*", importance = false, type = "q6_k" }, '
+        '{ match = "blk.*", type = "q5_k" }',
+        "rule 3: 'blk.*' decides about no",
     ),
 }
 
@@ -219,6 +236,15 @@ def test_rules_that_can_never_apply(case, models, tmp_path):
     with pytest.raises(ArgumentError) as caught:
         ours(models("wide")[0], path)
     assert str(caught.value).startswith(f"{path}: ") and message in str(caught.value)
+
+
+def test_rules_that_another_model_or_run_needs(models, tmp_path):
+    rules = (
+        'rules = [{ match = "blk.*_exps*", layers = "first 1/99", type = "q8_0" }, '
+        '{ match = "blk.[0-1].*_exps*", importance = true, type = "q2_k" }, { match = "blk.*_exps*", type = "iq4_nl" }]'
+    )
+    chosen = ours(models("wide")[0], write(tmp_path, "\ufeff" + HEAD + rules))
+    assert {kind for name, kind in chosen.items() if "_exps" in name} == {"iq4_nl"}
 
 
 def test_unreadable_files_and_unknown_names(tmp_path):

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from clover_convert import convert
 from clover_cpp import ArgumentError, Clover, EngineError, ModelFileError
 from clover_quant.comparison import compare
 from clover_quant.passes import Walk
@@ -121,6 +122,15 @@ def test_a_model_against_itself(text, tmp_path):
     assert [state["flipped"] for state in other["flips"].values()] == [0, 0]
 
 
+def test_a_split_model_is_all_its_files(bundled_gguf, text, tmp_path):
+    base = bundled_gguf("q8_0")
+    convert(BUNDLED, tmp_path / "s.gguf", "q8_0", split_max_size=2_000_000)
+    files = sorted(tmp_path.iterdir())
+    own, other = report(base, files[:1], text, settings=Settings(context=64, count=1, threads=1))["models"]
+    assert len(files) > 2 and other["bytes"] == sum(file.stat().st_size for file in files) > own["bytes"]
+    assert other["causal"]["kld_mean"] == 0 and other["bits_per_weight"] == own["bits_per_weight"]
+
+
 def test_a_model_without_blocks_is_compared_on_causal_passes(text, tmp_path):
     base = model_files.qwen()
     found = report(base, [quantize(base, tmp_path / "q.gguf", "Q8_0")], text, settings=QUICK)["models"][1]
@@ -227,11 +237,21 @@ def test_commands_fail_in_one_line_and_leave_nothing(text, tmp_path):
     arguments = ["report", base, base, "--text", text, "--chunks", "1", "--context", "64", "--threads", "1", "--quiet"]
     empty = tmp_path / "empty.jsonl"
     empty.write_text("")
+    wrong = tmp_path / "wrong.jsonl"
+    line = '{"messages": [{"role": "%s", "content": "a"}], "expected": "a"}\n'
+    wrong.write_text(line % "user" + line % "nobody")
     for extra, message in (
         (["--tasks", empty], "no tasks"),
         (["--tasks", tmp_path / "missing"], "No such file"),
-        (["--json", tmp_path / "missing" / "a.json"], "cannot be written"),
-        (["--plot", tmp_path / "plot.unknown"], "unknown"),
+        (["--tasks", wrong], f"{wrong}: line 2: "),
+        (["--json", base], "it is the input"),
+        (["--markdown", text], "it is the input"),
+        (["--plot", tmp_path / "a.png", "--json", tmp_path / "a.png"], "a.png too"),
+        (["--json", tmp_path / "missing" / "a.json"], "no folder"),
+        (
+            ["--plot", tmp_path / "plot.unknown", "--context", "10000000"],
+            f"{tmp_path / 'plot.unknown'}: not the ending of a picture",
+        ),
         (["--ratios", "1,2"], "ratios"),
     ):
         said = command(*arguments, *extra, code=1)
@@ -244,4 +264,4 @@ def test_commands_fail_in_one_line_and_leave_nothing(text, tmp_path):
     ]
     done = subprocess.run([*hidden, *map(str, arguments), "--plot", tmp_path / "a.png"], capture_output=True, text=True)
     assert done.returncode == 1 and "clover-cpp[report]" in done.stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["empty.jsonl"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty.jsonl", "wrong.jsonl"]

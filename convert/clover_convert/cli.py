@@ -5,6 +5,7 @@ import signal
 import sys
 
 import click
+from click.core import ParameterSource
 
 from clover_convert.checkpoint import Checkpoint
 from clover_convert.conversion import outline, prepare, read, run
@@ -13,7 +14,7 @@ from clover_convert.progress import shown
 from clover_convert.tensors import skipped
 from clover_cpp import command
 from clover_cpp.command import printable
-from clover_quant import fit, recipes
+from clover_quant import fit, recipes, shards
 from clover_quant.imatrix import Imatrix
 
 PROGRAM = "clover-convert"
@@ -79,31 +80,61 @@ def main(
         if number and signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _ended)
     main.output = output
+    _check_usage(output)
     say = (lambda text: None) if quiet else _say
     matrix = Imatrix.load(imatrix) if imatrix else None
-    split = fit.parse_size(split_max_size) if split_max_size else None
-    size = fit.parse_size(limit) if limit else None
+    split = fit.parse_size(split_max_size) if split_max_size is not None else None
+    size = fit.parse_size(limit) if limit is not None else None
     with Checkpoint(checkpoint) as opened:
         recipe = None if size else recipes.load(outtype)
         source = read(opened)
         job = prepare(source, recipe or _fitting(source, size, context, matrix, say), matrix, split)
+        job.check_output(output)
         for line in skipped(opened.tensors, job.config):
             say(f"skipped: {line}")
+        _warn_of(job, output, split)
         if dry_run:
             _print_plan(job, _say)
             return
         with shown(printable(output.name), quiet) as progress:
-            result = run(job, output, matrix, resume, verify, allow_non_finite, threads, progress)
+            result = run(job, output, resume, verify, allow_non_finite, threads, progress)
     for name, odd in result.odd.items():
-        print(f"{PROGRAM}: warning: tensor {printable(name)} has values that are not finite: {odd}", file=sys.stderr)
+        _warn(f"tensor {name} has values that are not finite: {odd}")
     for path in result.paths:
         say(f"{printable(str(path if len(result.paths) > 1 else output))}: {job.recipe.name}, {path.stat().st_size / 1e6:.1f} MB")
     if result.worst:
         say(f"verified: every tensor is within its type's bound; {result.worst.name} comes closest, {result.worst.ratio:.0%} of it")
 
 
+def _check_usage(output):
+    context = click.get_current_context()
+    given = {name for name in context.params if context.get_parameter_source(name) is not ParameterSource.DEFAULT}
+    if str(output) == "-":
+        raise click.UsageError("'-' as OUTPUT: a GGUF file is not written to standard output")
+    if {"limit", "outtype"} <= given:
+        raise click.UsageError("--fit chooses the recipe: it does not go with --outtype")
+    if "context" in given and "limit" not in given:
+        raise click.UsageError("--context is what --fit counts with: give --fit too")
+
+
+def _warn_of(job, output, split):
+    lacking = job.without_importance()
+    if lacking:
+        _warn(f"the importance matrix has nothing of {len(lacking)} matrices, such as {lacking[0]}")
+    larger = [shard for shard in job.shards if split and sum(entry.padded for entry in shard.entries) > split]
+    if larger:
+        _warn(f"{len(larger)} of {len(job.shards)} files are larger than --split-max-size: a tensor is not divided")
+    older = shards.others(job.paths(output)[0])
+    if older:
+        _warn(f"{older[0]} is of a split into another number of files, and stays")
+
+
 def _say(text):
     command.report(PROGRAM, text)
+
+
+def _warn(text):
+    print(f"{PROGRAM}: warning: {printable(text)}", file=sys.stderr)
 
 
 def _ended(number, _):

@@ -11,15 +11,17 @@ import pathlib
 from clover_convert import chunks
 from clover_convert.checkpoint import Checkpoint
 from clover_convert.config import read_config
-from clover_convert.gguf_file import Entry, layout, padding, shard_names
+from clover_convert.gguf_file import Entry, layout, padding
 from clover_convert.metadata import model_metadata
 from clover_convert.partial import Partial
 from clover_convert.pipeline import in_order
 from clover_convert.tensors import plan
 from clover_convert.tokenizer import tokenizer_metadata
 from clover_convert.verification import Worst, verify_files
+from clover_cpp import outputs
 from clover_cpp.errors import ArgumentError, CheckpointError, ModelFileError
-from clover_quant import recipes
+from clover_quant import recipes, shards
+from clover_quant.imatrix import Imatrix
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,11 +33,32 @@ class Job:
     recipe: recipes.Recipe
     targets: list
     shards: list
+    imatrix: Imatrix | None = None
 
     @property
     def size(self):
         """Bytes of the output."""
         return sum(shard.size for shard in self.shards)
+
+    def paths(self, output):
+        """Final paths of an output's files. A symbolic link is followed where it is one file."""
+        target = pathlib.Path(os.path.realpath(output))
+        names = shards.names(pathlib.Path(output).name, len(self.shards))
+        return [target.with_name(name) for name in names] if len(names) > 1 else [target]
+
+    def inputs(self):
+        """Paths of all files that it reads."""
+        own = [self.recipe.path, self.imatrix and self.imatrix.path]
+        return [*self.checkpoint.inputs(), *filter(None, own)]
+
+    def check_output(self, output):
+        """Raise ArgumentError where an output cannot be written."""
+        outputs.check_all(self.paths(output), self.inputs())
+
+    def without_importance(self):
+        """Names of the layers' quantised matrices that the importance matrix says nothing about."""
+        names = [target.tensor.name for target in self.targets if target.kind.block > 1 and target.importance is None]
+        return [name for name in names if name.startswith("blk.")] if self.imatrix is not None else []
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +93,10 @@ def read(checkpoint):
 
 def targets(source, recipe, imatrix=None):
     """The `chunks.Target`s of a `Source` by a `Recipe`."""
+    if imatrix is not None and not any(output.name in imatrix.sums for output in source.outputs):
+        raise ArgumentError(
+            f"{imatrix.path}: none of its entries is of a tensor of this model (one is {next(iter(imatrix.sums), 'there is none')})"
+        )
     found = []
     for output, kind in zip(source.outputs, recipe.types(source.outputs, source.config.num_hidden_layers, imatrix), strict=True):
         importance = imatrix.importance(output.name, output.shape) if imatrix is not None and kind.block > 1 else None
@@ -90,7 +117,7 @@ def prepare(source, recipe, imatrix=None, split_max_size=None):
     metadata = source.metadata(recipe.file_type) + (imatrix.metadata() if imatrix is not None else [])
     found = targets(source, recipe, imatrix)
     entries = [Entry(target.tensor.name, target.tensor.shape, target.kind.number, target.size) for target in found]
-    return Job(source.checkpoint, source.config, recipe, found, layout(metadata, entries, split_max_size))
+    return Job(source.checkpoint, source.config, recipe, found, layout(metadata, entries, split_max_size), imatrix)
 
 
 def convert(
@@ -117,26 +144,26 @@ def convert(
     allow_non_finite: keep NaN and infinities (0 in types of blocks). threads: 0 for all cores.
     progress: called with (bytes written, bytes in all).
     Raises CheckpointError for a checkpoint that cannot be converted, ResourceError when writing fails, ModelFileError when the
-    verification finds a difference, ArgumentError for an unknown type, or a partial output that is in the way or was made from
-    something else. Memory use does not depend on the size of the checkpoint.
+    verification finds a difference, ArgumentError for an unknown type, an importance matrix of another model, an output that cannot
+    be written or is an input, or a partial one that is in the way, damaged or made from something else. Memory use does not depend
+    on the size of the checkpoint.
     """
     recipe = type if isinstance(type, recipes.Recipe) else recipes.load(type)
     with contextlib.nullcontext(source) if isinstance(source, Checkpoint) else Checkpoint(source) as checkpoint:
         job = prepare(read(checkpoint), recipe, imatrix, split_max_size)
-        return run(job, output, imatrix, resume, verify, allow_non_finite, threads, progress)
+        return run(job, output, resume, verify, allow_non_finite, threads, progress)
 
 
-def run(job, output, imatrix=None, resume=False, check=False, allow_non_finite=False, threads=0, progress=None):
+def run(job, output, resume=False, check=False, allow_non_finite=False, threads=0, progress=None):
     """Carry out a `Job`; arguments and errors as for `convert`."""
-    names = shard_names(pathlib.Path(output).name, len(job.shards))
     threads = threads or os.cpu_count() or 1
     partial = Partial(
         output,
-        names,
+        job.paths(output),
         [shard.size for shard in job.shards],
-        _identity(job, imatrix, allow_non_finite),
+        _identity(job, allow_non_finite),
         resume,
-        job.checkpoint.inputs(),
+        job.inputs(),
     )
     try:
         odd = partial.state.setdefault("not finite", {})
@@ -163,12 +190,12 @@ def run(job, output, imatrix=None, resume=False, check=False, allow_non_finite=F
     return Result(partial.targets, job.size, {name: chunks.Odd(*counts) for name, counts in odd.items()}, worst)
 
 
-def _identity(job, imatrix, allow_non_finite):
+def _identity(job, allow_non_finite):
     headers = hashlib.sha256(b"".join(shard.header for shard in job.shards)).hexdigest()
     return {
         "the checkpoint": job.checkpoint.fingerprint(),
         "the tokenizer, or the recipe or another option": headers,
-        "the importance matrix": imatrix.digest if imatrix is not None else "",
+        "the importance matrix": job.imatrix.digest if job.imatrix is not None else "",
         "--allow-non-finite": str(allow_non_finite),
         "clover-convert itself": f"chunks of {chunks.CHUNK}",
     }

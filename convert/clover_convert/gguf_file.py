@@ -1,10 +1,9 @@
 """The layout of a GGUF file (version 3, little-endian), one file or several: headers and sizes, known before any tensor is read.
 
-Format: ggml's docs/gguf.md. Names and keys of a split file follow llama.cpp's tools/gguf-split.
+Format: ggml's docs/gguf.md. Keys of a split file follow llama.cpp's tools/gguf-split.
 """
 
 import dataclasses
-import re
 import struct
 
 from clover_cpp.errors import ArgumentError
@@ -95,14 +94,6 @@ def layout(metadata, entries, max_size=None):
         ]
         shards.append(Shard(_header((metadata if number == 0 else []) + split, group), group))
     return shards
-
-
-def shard_names(name, count):
-    """File names of a model of `count` files, from the name of the whole."""
-    if count == 1:
-        return [name]
-    stem = re.sub(r"\.gguf$", "", name)
-    return [f"{stem}-{number:05d}-of-{count:05d}.gguf" for number in range(1, count + 1)]
 
 
 def _header(metadata, entries):

@@ -1,7 +1,7 @@
 """Output files that appear only when they are whole, and whose beginning survives an interruption.
 
 Beside the output NAME lie, until it is whole, `NAME.partial` (a model of several files has also `NAME.partial.2` and so on) and the
-journal `NAME.partial.json`: what the files were made from, and how many of their bytes are surely on disk.
+journal `NAME.partial.json`: what the files were made from, how many of their bytes are surely on disk, and a checksum of all that.
 """
 
 import concurrent.futures
@@ -12,8 +12,10 @@ import os
 import pathlib
 import stat
 import time
+import zlib
 
-from clover_cpp.errors import ArgumentError, CheckpointError, ResourceError
+from clover_cpp import outputs
+from clover_cpp.errors import ArgumentError, ResourceError
 
 try:
     import fcntl
@@ -23,6 +25,7 @@ except ImportError:  # Windows: no lock
 LONGEST_NAME = 200  # bytes; longer ones are shortened, so that the suffixes fit into the 255 that file systems allow
 SYNC_SECONDS = 3
 SYNC_BYTES = 256 << 20
+READ_BYTES = 1 << 20
 
 
 def partial_path(output):
@@ -37,31 +40,29 @@ def partial_path(output):
 class Partial:
     """The unfinished files of one output; the process that has it holds a lock.
 
-    output: path of the whole. names, sizes: file names beside it and bytes of each. identity: what the files are made from, a dict
-    of strings. state: a dict for the journal, of the caller's. inputs: files that must not be written over.
+    output: path of the whole. targets, sizes: final paths of its files, and bytes of each. identity: what the files are made from,
+    a dict of strings. state: a dict for the journal, of the caller's. inputs: files that must not be written over.
     After construction, `written` bytes of all files (one after the other) are there already: give `write` the rest, then `commit`.
-    Raises ArgumentError where an earlier run left a part and `resume` is not set, or the part was made from something else;
-    CheckpointError for an output that cannot be; ResourceError when writing fails or another process writes the same output.
+    Raises ArgumentError for an output that cannot be, and where an earlier run left a part and `resume` is not set, or the part is
+    damaged or was made from something else; ResourceError when writing fails or another process writes the same output.
     """
 
-    def __init__(self, output, names, sizes, identity, resume=False, inputs=()):
+    def __init__(self, output, targets, sizes, identity, resume=False, inputs=()):
         self.output = output
         self.sizes = sizes
         self.identity = identity
         self.state = {}
-        self.written = 0
+        self._done = 0, 0  # bytes written and their checksum; one attribute, so that an interruption cannot part them
         self._files = []
         self._syncing = None
         self._synced = time.monotonic(), 0
+        self.targets = targets
+        outputs.check_all(self.targets, inputs)
         with self._errors():
-            target = pathlib.Path(os.path.realpath(output))
-            self.targets = [target.with_name(name) for name in names] if len(names) > 1 else [target]
-            for path in self.targets:
-                _check_target(output, path, inputs)
             self.path = partial_path(output)
             self.journal = self.path.with_name(self.path.name + ".json")
             self._new_journal = self.path.with_name(self.path.name + ".json.new")
-            self.paths = [self._numbered(i) for i in range(1, len(names) + 1)]
+            self.paths = [self._numbered(i) for i in range(1, len(targets) + 1)]
             self._lock = self._take_lock()
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "sync")
         try:
@@ -72,6 +73,11 @@ class Partial:
                 self.path.unlink()  # nothing was begun
             self.close()
             raise
+
+    @property
+    def written(self):
+        """Bytes of all files that are there."""
+        return self._done[0]
 
     def _numbered(self, number):
         return self.path if number == 1 else self.path.with_name(f"{self.path.name}.{number}")
@@ -110,7 +116,7 @@ class Partial:
             raise ArgumentError(f"an earlier run left {self.path}: continue it with --resume, or delete it to start over")
         else:
             self._check_identity(journal["identity"])
-            self.state, self.written = journal["state"], min(journal["written"], sum(self.sizes))
+            self.state, self._done = journal["state"], (journal["written"], 0)
         left = self.written
         for path, size in zip(self.paths, self.sizes, strict=True):
             here = min(left, size)
@@ -123,6 +129,19 @@ class Partial:
                 raise ArgumentError(f"{path} is shorter than {self.journal.name} says: delete it to start over")
             file.truncate(here)
             file.seek(here)
+        if self.written:
+            self._check_part(journal)
+
+    def _check_part(self, journal):
+        left, checksum = self.written, 0
+        for path in self.open_paths():
+            with open(path, "rb") as file:
+                while data := file.read(min(left, READ_BYTES)):
+                    checksum = zlib.crc32(data, checksum)
+                    left -= len(data)
+        self._done = self.written, checksum
+        if journal["checksum"] != self._sum():
+            raise ArgumentError(f"{self.path} or its journal is damaged: delete it to start over")
 
     def _position(self):
         """(number of the file that the next byte goes to, bytes it has)."""
@@ -141,8 +160,8 @@ class Partial:
     def _read_journal(self):
         try:
             journal = json.loads(self.journal.read_bytes())
-            whole = isinstance(journal["identity"], dict) and isinstance(journal["state"], dict) and journal["written"] >= 0
-            return journal if whole else None
+            whole = isinstance(journal["identity"], dict) and isinstance(journal["state"], dict) and type(journal["written"]) is int
+            return journal if whole and 0 <= journal["written"] <= sum(self.sizes) and "checksum" in journal else None
         except (FileNotFoundError, ValueError, KeyError, TypeError):
             return None
 
@@ -150,7 +169,12 @@ class Partial:
         self._replace_journal(self._journal_text())
 
     def _journal_text(self):
-        return json.dumps({"identity": self.identity, "written": self.written, "state": self.state})
+        return json.dumps({"identity": self.identity, "written": self.written, "state": self.state, "checksum": self._sum()})
+
+    def _sum(self):
+        """Checksum of the bytes written and of the state."""
+        written, checksum = self._done
+        return zlib.crc32(json.dumps([written, self.state]).encode(), checksum)
 
     def _replace_journal(self, text):
         try:
@@ -173,7 +197,8 @@ class Partial:
             left = view
             while left:
                 left = left[self._files[number].write(left) :]
-            self.written += len(view)  # the one place: an interruption before or after it leaves a consistent state
+            written, checksum = self._done
+            self._done = written + len(view), zlib.crc32(view, checksum)
 
     def _write_errors(self):
         return self._errors(f" (the part written so far is kept in {self.path}: continue with --resume)")
@@ -260,16 +285,3 @@ def _sync_folder(path):
             os.fsync(folder)
         finally:
             os.close(folder)
-
-
-def _check_target(output, target, inputs):
-    try:
-        found = target.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        if not target.parent.is_dir():
-            raise CheckpointError(f"cannot write {output}: there is no folder {pathlib.Path(output).parent}") from None
-        return
-    if not stat.S_ISREG(found.st_mode):
-        raise CheckpointError(f"cannot write {output}: it is {'a folder' if stat.S_ISDIR(found.st_mode) else 'no regular file'}")
-    if any(os.path.samestat(found, os.stat(file)) for file in inputs):
-        raise CheckpointError(f"cannot write {output}: it is a file of the checkpoint")

@@ -19,7 +19,7 @@ class Commands(command.Main, click.Group):
     program = PROGRAM
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Commands, no_args_is_help=False, context_settings={"help_option_names": ["-h", "--help"]})
 def main():
     """Recipes, the memory a model takes, importance matrices and quality reports.
 

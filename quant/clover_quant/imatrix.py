@@ -6,22 +6,23 @@ sums of squared inputs, and NAME.counts [matrices, 1], how many inputs each matr
 
 import hashlib
 import math
-import os
 import pathlib
 
 import gguf
 import numpy as np
 
+from clover_cpp import outputs
 from clover_cpp.errors import ArgumentError
 
 SUMS, COUNTS = ".in_sum2", ".counts"
+LARGEST = 1e20  # mean squared input: quantisers add up products with it in float32
 
 
 class Imatrix:
-    """Sums and counts by tensor name; `path`, `datasets` (texts), `chunks` (a count), `digest` of the file."""
+    """Sums and counts by tensor name; `path` or None, `datasets` (texts), `chunks` (a count), `digest` of the file."""
 
     def __init__(self, path, sums, counts, datasets=(), chunks=0, digest=""):
-        self.path, self.sums, self.counts = pathlib.Path(path), sums, counts
+        self.path, self.sums, self.counts = path and pathlib.Path(path), sums, counts
         self.datasets, self.chunks, self.digest = list(datasets), chunks, digest
 
     @classmethod
@@ -61,7 +62,16 @@ class Imatrix:
             if not (np.isfinite(values).all() and np.isfinite(counted).all() and (values >= 0).all() and (counted >= 0).all()):
                 raise ArgumentError(f"{path}: {name} has values that are negative or not finite")
             sums[name], counts[name] = values, counted
-        return cls(path, sums, counts, fields.get("imatrix.datasets", []), fields.get("imatrix.chunk_count", 0), digest)
+            if (_means(values, counted) > LARGEST).any():
+                raise ArgumentError(f"{path}: {name} has a mean square above {LARGEST:g}")
+        if not sums:
+            raise ArgumentError(f"{path}: an importance matrix without entries")
+        datasets, chunks = fields.get("imatrix.datasets", []), fields.get("imatrix.chunk_count", 0)
+        if not isinstance(datasets, list) or not all(isinstance(name, str) for name in datasets):
+            raise ArgumentError(f"{path}: imatrix.datasets is no list of texts")
+        if not isinstance(chunks, int) or not 0 <= chunks < 2**32:
+            raise ArgumentError(f"{path}: imatrix.chunk_count is {chunks!r}")
+        return cls(path, sums, counts, datasets, chunks, digest)
 
     def importance(self, name, shape):
         """Mean squared inputs of a tensor's columns, as llama-quantize takes them: float32 [matrices, columns], or None.
@@ -75,31 +85,21 @@ class Imatrix:
         matrices = math.prod(shape[:-2])
         if sums.shape != (matrices, shape[-1]):
             raise ArgumentError(f"{self.path}: {name} is {list(sums.shape)}, the model's tensor needs {[matrices, shape[-1]]}")
-        with np.errstate(divide="ignore", invalid="ignore"):
-            return np.where(counts[:, None] > 0, sums / counts[:, None], np.float32(1)).astype(np.float32)
+        return _means(sums, counts)
 
     def metadata(self):
         """The keys that a model quantised with it carries: (key, kind, value)."""
         keys = [
-            ("quantize.imatrix.file", "str", self.path.name.encode("utf-8", "replace").decode()),
+            ("quantize.imatrix.file", "str", self.path.name.encode("utf-8", "replace").decode() if self.path else ""),
             ("quantize.imatrix.entries_count", "u32", len(self.sums)),
-            ("quantize.imatrix.chunks_count", "u32", int(self.chunks)),
+            ("quantize.imatrix.chunks_count", "u32", self.chunks),
         ]
         return keys + [("quantize.imatrix.dataset", "str", str(name)) for name in self.datasets[:1]]
 
     def save(self, path, chunk_size):
         """Write the file, whole or not at all; chunk_size: tokens of a chunk. Raises ArgumentError where it cannot be written."""
-        path = pathlib.Path(path)
-        if path.exists() and not path.is_file():
-            raise ArgumentError(f"{path}: not a file, it cannot be replaced")
-        part = path.with_name(f"{path.name}.{os.getpid()}.part")
-        try:
-            self._write(part, chunk_size)
-            os.replace(part, path)
-        except OSError as error:
-            raise ArgumentError(f"{path}: {error.strerror or error}") from error
-        finally:
-            part.unlink(missing_ok=True)
+        outputs.check(path)
+        outputs.replace(path, lambda part: self._write(part, chunk_size))
 
     def _write(self, path, chunk_size):
         writer = gguf.GGUFWriter(path, "imatrix")
@@ -114,3 +114,9 @@ class Imatrix:
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
         writer.close()
+
+
+def _means(sums, counts):
+    """Mean squares, float32 [matrices, columns]; 1 throughout a matrix that was never used."""
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        return np.where(counts[:, None] > 0, sums / counts[:, None], np.float32(1)).astype(np.float32)

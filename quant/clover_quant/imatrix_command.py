@@ -4,7 +4,8 @@ import pathlib
 
 import click
 
-from clover_cpp import command
+from clover_cpp import command, outputs
+from clover_quant import shards
 from clover_quant.collection import MODES, collect
 from clover_quant.passes import RATIOS
 from clover_quant.progress import shown
@@ -40,6 +41,7 @@ def imatrix_command(model, text, output, context, chunks, mode, ratios, seed, th
 
     The output is llama.cpp's GGUF format, for clover-convert --imatrix and for llama-quantize.
     """
+    outputs.check(output, [*shards.paths(model), text])
     with shown("chunks", quiet) as progress:
         found = collect(model, text, context, chunks, mode, ratios, seed, threads, progress)
     found.save(output, context)

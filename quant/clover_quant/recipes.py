@@ -10,9 +10,9 @@ A recipe is a TOML file:
         { match = "blk.*.ffn_down*", layers = "more", importance = false, type = "q6_k" },
     ]
 
-match: pattern of GGUF tensor names (* and ?). layers: only these of the model's n: "first K", "first 1/K" (n/K, rounded down), or
-"more": the first and last eighth, and every third between (as llama-quantize gives more bits to, src/llama-quant.cpp). importance:
-only with, or only without, an importance matrix. Where there is no `output.weight`, the embedding takes its rule.
+match: pattern of GGUF tensor names (*, ? and [0-2]). layers: only these of the model's n: "first K", "first 1/K" (n/K, rounded
+down), or "more": the first and last eighth, and every third between (as llama-quantize gives more bits to, src/llama-quant.cpp).
+importance: only with, or only without, an importance matrix. Where there is no `output.weight`, the embedding takes its rule.
 """
 
 import dataclasses
@@ -72,6 +72,11 @@ class Rule:
         layer = re.match(r"blk\.(\d+)\.", name)
         return layer is not None and self._in_layers(int(layer[1]), n_layers)
 
+    def of_no_layer(self, names, n_layers):
+        """Whether it names matrices of layers, but its part of n_layers is less than one."""
+        named = any(name.startswith("blk.") and fnmatch.fnmatchcase(name, self.match) for name in names)
+        return named and self.layers is not None and not any(self._in_layers(layer, n_layers) for layer in range(n_layers))
+
     def _in_layers(self, layer, n_layers):
         if self.layers == "more":
             eighth = n_layers // 8
@@ -97,27 +102,32 @@ class Recipe:
 
         tensors: objects with `name` (GGUF name), `shape` (row-major) and `f32` (never smaller than float32). importance: the
         matrix, or None where there is none. Raises ArgumentError where a type cannot be used without one, or a rule of a file of
-        one's own can never apply: it names no matrix of the model, or earlier rules take all of them.
+        one's own decides about no matrix of the model, with or without importance: none is of that name in these layers, or earlier
+        rules take them all. (It is no error where the model has too few layers for a part of them.)
         """
         tied = all(tensor.name != OUTPUT for tensor in tensors)
         names = [OUTPUT if tied and tensor.name == EMBEDDING else tensor.name for tensor in tensors]
         if self.path:
-            self._check_rules([name for name, tensor in zip(names, tensors, strict=True) if not tensor.f32])
+            self._check_rules([name for name, tensor in zip(names, tensors, strict=True) if not tensor.f32], n_layers)
         return [self._type(*pair, n_layers, importance is not None) for pair in zip(names, tensors, strict=True)]
 
-    def _check_rules(self, left):
+    def _check_rules(self, names, n_layers):
+        deciding = {id(self._rule(name, n_layers, importance)) for name in names for importance in (False, True)}
         for i, rule in enumerate(self.rules, 1):
-            if not any(fnmatch.fnmatchcase(name, rule.match) for name in left):
+            if id(rule) not in deciding and not rule.of_no_layer(names, n_layers):
                 raise ArgumentError(
-                    f"{self.path}: rule {i}: {rule.match!r} matches no matrix that is left (norms, gates and routers stay float32)"
+                    f"{self.path}: rule {i}: {rule.match!r} decides about no matrix: none has such a name in its layers, or "
+                    "earlier rules take them all (norms, gates and routers stay float32)"
                 )
-            if rule.layers is None and rule.importance is None:
-                left = [name for name in left if not fnmatch.fnmatchcase(name, rule.match)]
+
+    def _rule(self, name, n_layers, importance):
+        return next((rule for rule in self.rules if rule.applies(name, n_layers, importance)), None)
 
     def _type(self, name, tensor, n_layers, importance):
         if tensor.f32:
             return ggml.types()["f32"]
-        kind = next((rule.type for rule in self.rules if rule.applies(name, n_layers, importance)), self.default)
+        rule = self._rule(name, n_layers, importance)
+        kind = rule.type if rule else self.default
         if tensor.shape[-1] % ggml.types()[kind].block:
             kind = FALLBACK.get(kind, kind)
             if tensor.shape[-1] % ggml.types()[kind].block:
@@ -160,7 +170,7 @@ def load(name):
         raise ArgumentError(f"unknown type {text!r}; known: {known}; or the path of a recipe (.toml)")
     path = pathlib.Path(name)
     try:
-        return _parse(path.stem, path.read_text(encoding="utf-8"), text)
+        return _parse(path.stem, path.read_text(encoding="utf-8-sig"), text)
     except (OSError, UnicodeDecodeError) as error:
         raise ArgumentError(f"{path}: {getattr(error, 'strerror', None) or 'not UTF-8 text'}") from error
 

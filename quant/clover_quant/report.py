@@ -8,6 +8,7 @@ import time
 
 from clover_cpp import Clover
 from clover_cpp.errors import ArgumentError, CloverError, ModelFileError
+from clover_quant import shards
 from clover_quant.comparison import Rows, compare
 from clover_quant.passes import RATIOS, Walk, chunks
 
@@ -35,7 +36,7 @@ def report(base, models, text, tasks=None, settings=None, progress=None):
     text: a file; tasks: a file of JSON lines, see `read_tasks`. progress: called with (models done, models in all).
     "models" has one entry per file, the base's own first:
 
-    * "bytes" of the file, "bits_per_weight" of its tensors;
+    * "bytes" of the file, or of all files of a split model, "bits_per_weight" of its tensors;
     * "causal" and "block": over the positions that causal passes predict, and over those that are masked in block passes and
       predicted by them: KL divergence from the base's distribution in nats ("kld_mean", "kld_99.9": the 99.9 % quantile), "top1":
       share of positions with the base's first choice. None for the base;
@@ -57,6 +58,7 @@ def report(base, models, text, tasks=None, settings=None, progress=None):
         threshold = first.info.threshold if settings.threshold is None else settings.threshold
         if not 0 <= threshold <= 1:
             raise ArgumentError(f"threshold {threshold} is out of range: 0 to 1")
+        _check_tasks(first, given or (), tasks)
         texts = chunks(first, text, settings.context, settings.count)
         for done, path in enumerate(paths):
             if progress:
@@ -103,6 +105,14 @@ def read_tasks(path):
     return tasks
 
 
+def _check_tasks(clover, given, path):
+    for number, task in enumerate(given, 1):
+        try:
+            clover.render(task["messages"], **_template_options(task))
+        except CloverError as error:
+            raise type(error)(f"{path}: line {number}: {error}") from error
+
+
 def _open(path, settings):
     try:
         return Clover(path, n_ctx=0 if settings.context > 4096 else 4096, n_threads=settings.threads)
@@ -121,7 +131,8 @@ def _check_same(path, base, other, tokens):
 
 def _entry(path, clover, tasks, threshold, measured):
     info = clover.info
-    size = {"file": path.name, "bytes": path.stat().st_size, "bits_per_weight": 8 * info.n_bytes / info.n_params}
+    n_bytes = sum(file.stat().st_size for file in shards.paths(path))
+    size = {"file": path.name, "bytes": n_bytes, "bits_per_weight": 8 * info.n_bytes / info.n_params}
     done = run_tasks(clover, tasks, threshold) if tasks else None
     return {**size, **(measured or {"causal": None, "block": None, "flips": None, "pass_time": None}), "tasks": done}
 
@@ -161,14 +172,15 @@ def run_tasks(clover, tasks, threshold):
     exact = tokens = passes = 0
     for task in tasks:
         clover.clear()
-        answer = clover.generate(
-            task["messages"], mode, TASK_TOKENS, threshold=threshold, tools=task.get("tools"),
-            enable_thinking=bool(task.get("thinking")),
-        )  # fmt: skip
+        answer = clover.generate(task["messages"], mode, TASK_TOKENS, threshold=threshold, **_template_options(task))
         exact += _said("".join(answer)) == _said(task["expected"])
         tokens += clover.stats.tokens
         passes += clover.stats.block_passes + clover.stats.causal_passes
     return {"count": len(tasks), "exact": exact / len(tasks), "tokens_per_step": tokens / passes if passes else None}
+
+
+def _template_options(task):
+    return {"tools": task.get("tools"), "enable_thinking": bool(task.get("thinking"))}
 
 
 def _said(text):

@@ -1,17 +1,16 @@
 """The command `clover-quantize report`."""
 
 import json
-import os
 import pathlib
 
 import click
 
-from clover_cpp import command
-from clover_cpp.errors import ArgumentError
+from clover_cpp import command, outputs
+from clover_quant import shards
 from clover_quant.imatrix_command import RATIOS_OPTION
 from clover_quant.progress import shown
 from clover_quant.report import Settings, report
-from clover_quant.report_output import markdown, plot
+from clover_quant.report_output import figure_class, markdown, plot
 
 PATH = click.Path(path_type=pathlib.Path)
 
@@ -44,31 +43,19 @@ def report_command(
     Example:
         clover-quantize report bf16.gguf q4_k_m.gguf edge_q4.gguf --text text.txt --plot report.png
     """
-    outputs = [path for path in (json_path, markdown_path, plot_path) if path]
-    for path in outputs:
-        if not path.parent.is_dir() or path.is_dir():
-            raise ArgumentError(f"{path}: cannot be written there")
+    inputs = [file for model in (base, *models) for file in shards.paths(model)] + [text] + ([tasks] if tasks else [])
+    outputs.check_all([path for path in (json_path, markdown_path, plot_path) if path], inputs)
+    if plot_path:
+        figure_class(plot_path)
     settings = Settings(context, chunks, ratios, threshold, seed, threads)
     with shown("models", quiet) as progress:
         found = report(base, models, text, tasks, settings, progress)
     table = markdown(found)
     if json_path:
-        _write(json_path, lambda path: path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8"))
+        outputs.replace(json_path, lambda path: path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8"))
     if markdown_path:
-        _write(markdown_path, lambda path: path.write_text(table, encoding="utf-8"))
+        outputs.replace(markdown_path, lambda path: path.write_text(table, encoding="utf-8"))
     elif not quiet:
         command.report("clover-quantize", table.rstrip("\n"))
     if plot_path:
-        _write(plot_path, lambda path: plot(found, path))
-
-
-def _write(path, write):
-    """A file whole or not at all; the ending of the temporary one is the same."""
-    part = path.with_name(f".{os.getpid()}.{path.name}")
-    try:
-        write(part)
-        os.replace(part, path)
-    except OSError as error:
-        raise ArgumentError(f"{path}: {error.strerror or error}") from error
-    finally:
-        part.unlink(missing_ok=True)
+        outputs.replace(plot_path, lambda path: plot(found, path))

@@ -57,19 +57,28 @@ def markdown(report):
     return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |\n" for row in rows)
 
 
-def plot(report, path):
-    """A picture, its format by the path's ending: bits per weight against the 99.9 % quantile of the KL divergence.
-
-    Raises ResourceError without matplotlib, ArgumentError for an unknown ending.
-    """
+def figure_class(path):
+    """matplotlib's `Figure`. Raises ResourceError without it, ArgumentError where it does not write files of the path's ending."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ResourceError('the plot needs matplotlib: pip install "clover-cpp[report]"') from error
+    known = Figure().canvas.get_supported_filetypes()
+    if path.suffix[1:].lower() not in known:
+        raise ArgumentError(f"{path}: not the ending of a picture: {', '.join(sorted(known))}")
+    return Figure
+
+
+def plot(report, path):
+    """A picture, its format by the path's ending: bits per weight against the 99.9 % quantile of the KL divergence.
+
+    Errors as of `figure_class`.
+    """
+    new = figure_class(path)
     kinds = [kind for kind in ("causal", "block") if any(entry[kind] for entry in report["models"])]
     entries = sorted((entry for entry in report["models"] if entry["causal"]), key=lambda entry: -entry["bits_per_weight"])
     rows = -(-len(entries) // 4)
-    figure = Figure(figsize=(6.5 * max(1, len(kinds)), 5.5 + 0.22 * rows), layout="constrained")
+    figure = new(figsize=(6.5 * max(1, len(kinds)), 5.5 + 0.22 * rows), layout="constrained")
     panels = figure.subplots(1, max(1, len(kinds)), sharey=True, squeeze=False)[0]
     for axes, kind in zip(panels, kinds, strict=False):
         axes.set(title=f"{kind} passes", xlabel="bits per weight", yscale="log")
@@ -77,10 +86,7 @@ def plot(report, path):
         _points(axes, kind, entries)
     panels[0].set_ylabel("KL divergence from the base, 99.9 % quantile (nats)")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=9)
-    try:
-        figure.savefig(path, dpi=110)
-    except ValueError as error:
-        raise ArgumentError(f"{path}: {error}") from error
+    figure.savefig(path, dpi=110)
 
 
 def _points(axes, kind, entries):
